@@ -1,0 +1,1 @@
+"""What tests share: a raw client, and the real command run as a process."""
