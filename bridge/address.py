@@ -152,7 +152,7 @@ def is_loopback(address: Address) -> bool:
 
 
 def _refuse(text: str, reason: str, example: str) -> NoReturn:
-    # repr() keeps control characters and undecodable bytes of the input out of the terminal, and the message on
+    # repr() keeps control characters and undecodable bytes out of the terminal, and the message on
     # one line.
     shown = repr(text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "...")
     raise ConfigError(f"address {shown} {reason}; example: {example}")
