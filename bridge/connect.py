@@ -190,7 +190,7 @@ class _Upload:
             try:
                 data = _read_stdin()
             except OSError as error:
-                # A terminal that hung up, or a directory. What was read before is still answered.
+                # A terminal that hung up, or a descriptor for writing only. What was read is still answered.
                 self.failure = f"stdin cannot be read: {error.strerror}; give this command a pipe as stdin"
                 data = b""
             if not data:
