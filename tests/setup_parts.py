@@ -80,7 +80,7 @@ def make_venv(folder: Path) -> None:
 
 
 def pip_install(folder: Path, *arguments: str | Path) -> None:
-    quiet = ["--quiet", "--disable-pip-version-check", "--no-input"]
+    quiet = ["-qq", "--disable-pip-version-check", "--no-input"]
     run([venv_python(folder), "-m", "pip", "install", *quiet, *arguments])
 
 
