@@ -1,0 +1,533 @@
+"""From the clients: what becomes of each line a client writes.
+
+Owns the decisions towards the server: who may send, what waits, what is refused.
+Never reads what a server wrote.
+
+Spec: 2026-07-28 basic, "Requests"; basic/patterns/cancellation, progress.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec import UNSET, UnsetType
+
+from bridge.core import jsonrpc
+from bridge.core.era import DISCOVER, MODERN_VERSION, Event
+from bridge.core.framing import Block, OverlongEnd, OverlongStart
+from bridge.core.inflight import Child, Client, Entry, Kind, Logger, Queued, id_key
+from bridge.core.jsonrpc import (
+    PROGRESS_TOKEN,
+    PROTOCOL_VERSION,
+    Id,
+    Message,
+    Meta,
+    Refusal,
+    decode_members,
+    decode_meta,
+    encoder,
+    guess_id,
+    is_token,
+)
+from bridge.core.outbox import Control
+from bridge.core.subscriptions import LISTEN, Subscriptions
+from bridge.core.tables import LEFT, NOBODY, NoticeKind, Tables
+
+CANCELLED: Final = "notifications/cancelled"
+
+# They speak of the connection's own session, which a shared server does not have.
+# (`progress` of a client answers a token of the server's, and a modern one has none.)
+ENDS_AT_BRIDGE: Final = frozenset(
+    {"notifications/initialized", "notifications/roots/list_changed", "notifications/progress"}
+)
+
+REWRITE_ROOM: Final = 64
+"""By how many bytes an upstream id and token can lengthen a request at most."""
+
+_NO_META: Final = Meta()
+
+
+def _meta_of(message: Message) -> Meta:
+    """What the bridge needs of a message's `params._meta`; all unset where there is none."""
+    params = message.params
+    if type(params) is dict:
+        raw = params.get("_meta")
+        if raw is not None:
+            return decode_meta(raw) or _NO_META
+    return _NO_META
+
+
+class Downstream:
+    """Carries out what clients ask."""
+
+    __slots__ = ("_subscriptions", "_tables")
+
+    def __init__(self, tables: Tables, subscriptions: Subscriptions) -> None:
+        self._tables = tables
+        self._subscriptions = subscriptions
+
+    # -- lines -----------------------------------------------------------------
+
+    def data(self, client: Client, data: bytes) -> None:
+        """Take what one read from a client brought."""
+        if not client.greeted and data:
+            client.greeted = True
+            if client.strict and data[:1] != b"{":
+                # A web page can have a browser POST to a port; its first byte gives it away.
+                self._bad_line(client, "the first byte of a TCP connection must be `{`", data)
+                return
+        for segment in client.framer.feed(data):
+            if client.closing:
+                return
+            if type(segment) is OverlongStart or type(segment) is OverlongEnd:
+                self._overlong(client, segment)
+            else:
+                self.block(client, segment)  # type: ignore[arg-type]  # what is left of the union
+
+    def finish(self, client: Client) -> None:
+        """A client has stopped sending: its last line counts without a newline, if it is a whole message."""
+        for segment in client.framer.finish():
+            if type(segment) is OverlongEnd:
+                self._overlong(client, segment)
+            elif type(self._tables.codec_down.decode_line(segment[:-1])) is not Refusal:  # type: ignore[index]  # see above
+                self.block(client, segment)  # type: ignore[arg-type]
+            else:
+                self._tables.stats.bad_lines += 1
+
+    def block(self, client: Client, block: Block) -> None:
+        """Take whole lines."""
+        tables = self._tables
+        messages = tables.codec_down.decode_block(block)
+        if messages is not None:
+            # A rewritten line can be longer than it came: near the limit each is measured.
+            self.messages(client, messages, len(block) > tables.limits.max_request - REWRITE_ROOM)
+            return
+        for line in block.split(b"\n")[:-1]:
+            decoded = tables.codec_down.decode_line(line)
+            if decoded is None:
+                continue
+            if type(decoded) is Refusal:
+                self._refused_line(client, decoded, line)
+                if client.closing:
+                    return
+            else:
+                self.messages(client, [decoded], len(line) > tables.limits.max_request - REWRITE_ROOM)  # type: ignore[list-item]  # a Message
+
+    def _refused_line(self, client: Client, refusal: Refusal, line: Block) -> None:
+        if refusal.code == jsonrpc.PARSE_ERROR:
+            self._bad_line(client, refusal.reason, line)
+            return
+        tables = self._tables
+        tables.stats.bad_lines += 1
+        tables.note(NoticeKind.BAD_LINE, client.key, bytes(line[:512]))
+        # It was JSON: the client is no stranger, only mistaken.
+        client.bad_lines = 0
+        tables.refuse(client, refusal.id, refusal.code, refusal.reason, "invalid_request")
+
+    def _bad_line(self, client: Client, reason: str, line: Block) -> None:
+        tables = self._tables
+        tables.stats.bad_lines += 1
+        client.bad_lines += 1
+        tables.note(NoticeKind.BAD_LINE, client.key, bytes(line[:512]))
+        tables.refuse(client, UNSET, jsonrpc.PARSE_ERROR, reason, "parse_error")
+        if client.strict or client.bad_lines >= tables.limits.bad_lines:
+            self.cut(client, b"too many lines that are not JSON")
+
+    def cut(self, client: Client, why: bytes) -> None:
+        """Disconnect a client for what it did, behind what it is still sent."""
+        tables = self._tables
+        tables.stats.clients_cut += 1
+        tables.note(NoticeKind.CLIENT_CUT, client.key, why)
+        self.leave(client)
+        tables.outbox.close(client)
+
+    def _overlong(self, client: Client, segment: OverlongStart | OverlongEnd) -> None:
+        """A line over the limit: its sender is told once, as soon as its id is known or can never be."""
+        if type(segment) is OverlongStart:
+            id = guess_id(segment.head, b"")
+            client.overlong_told = id is not None
+            if id is None:
+                return
+        else:
+            if client.overlong_told:
+                return
+            assert type(segment) is OverlongEnd
+            id = guess_id(b"", segment.tail)
+        self._too_large(client, UNSET if id is None else id)
+
+    def _too_large(self, client: Client, id: Id | UnsetType) -> None:
+        limit = self._tables.limits.max_request
+        self._tables.refuse(
+            client, id, jsonrpc.TOO_LARGE, f"the message is longer than {limit} bytes", "message_too_large"
+        )
+
+    # -- messages --------------------------------------------------------------
+
+    def messages(self, client: Client, messages: list[Message], measured: bool = False) -> None:
+        """Take valid messages of one client, in order."""
+        tables = self._tables
+        client.bad_lines = 0
+        child = tables.child
+        straight = (
+            not measured
+            and child is not None
+            and not child.blocked
+            and child.handshake.ready
+            and not tables.stopping
+        )
+        room = tables.limits.max_in_flight
+        inflight = client.inflight
+        for message in messages:
+            method = message.method
+            if (
+                not straight
+                or method is UNSET
+                or message.id is UNSET
+                or method == LISTEN
+                or client.queue
+                or len(inflight) >= room
+                or message.result is not UNSET
+                or message.error is not UNSET
+            ):
+                self._message(client, message, measured)
+                continue
+            params = message.params
+            meta = None
+            if type(params) is dict:
+                raw = params.get("_meta")
+                if raw is not None:
+                    meta = decode_meta(raw)
+            if meta is None or meta.version is UNSET:
+                self._message(client, message, measured)
+                continue
+            self._send(client, child, message, meta)  # type: ignore[arg-type]  # not None: `straight`
+
+    def _message(self, client: Client, message: Message, measured: bool) -> None:
+        """One valid message, whatever it is."""
+        tables = self._tables
+        id = message.id
+        method = message.method
+        if method is UNSET:
+            if message.result is not UNSET or message.error is not UNSET:
+                tables.stats.dropped_responses_up += 1  # a modern server asks nothing
+            else:
+                self._invalid(client, id, "`method` is missing")
+            return
+        if message.result is not UNSET or message.error is not UNSET:
+            self._invalid(client, id, "a request or notification has neither `result` nor `error`")
+        elif id is UNSET:
+            self._notification(client, message, method, measured)
+        else:
+            self._request(client, message, id, method, measured)
+
+    def _invalid(self, client: Client, id: Id | UnsetType, why: str) -> None:
+        self._tables.stats.bad_lines += 1
+        self._tables.refuse(client, id, jsonrpc.INVALID_REQUEST, why, "invalid_request")
+
+    def _request(self, client: Client, message: Message, id: Id, method: str, measured: bool) -> None:
+        tables = self._tables
+        meta = _meta_of(message)
+        if meta.version is UNSET and method != DISCOVER:
+            self._legacy_request(client, id, method)
+            return
+        if tables.stopping:
+            tables.refuse(client, id, jsonrpc.SHUTTING_DOWN, "the bridge is shutting down", "shutting_down")
+            return
+        if measured and self._is_too_large(message, meta):
+            self._too_large(client, id)
+            return
+        child = self._ready_child()
+        if child is not None and not client.queue and not child.blocked:
+            if method == LISTEN:
+                self._subscriptions.listen(client, message, meta, child)
+                return
+            if len(client.inflight) < tables.limits.max_in_flight:
+                self._send(client, child, message, meta)
+                return
+        if method == LISTEN and not self._subscriptions.has_room(client):
+            self._subscriptions.refuse_full(client, id)
+            return
+        if self._queue(client, message, id):
+            self._need()
+        else:
+            tables.refuse(
+                client,
+                id,
+                jsonrpc.OVERLOADED,
+                "too many requests of this client wait: send it again when some are answered",
+                "overloaded",
+            )
+
+    def _legacy_request(self, client: Client, id: Id, method: str) -> None:
+        """A request of the legacy era, at a bridge that serves the modern one alone."""
+        if method == "ping":
+            self._tables.outbox.put(client, jsonrpc.result_line(id, {}))
+            return
+        supported = self._tables.supported or [MODERN_VERSION]
+        self._tables.refuse(
+            client,
+            id,
+            jsonrpc.ERA_NOT_SERVED,
+            f"this bridge serves the modern era of MCP ({MODERN_VERSION}, without a handshake), not the "
+            f"legacy era (`initialize`, 2025-11-25 and earlier): use a client that speaks {MODERN_VERSION}; its "
+            f'requests carry _meta["{PROTOCOL_VERSION}"]',
+            "era_not_served",
+            supported=supported,
+        )
+
+    def _is_too_large(self, message: Message, meta: Meta = _NO_META) -> bool:
+        """Whether a message would be too long once its id and its token are the bridge's."""
+        size = len(self._tables.codec_down.render(message))
+        digits = len(str(self._tables.last_id + 1))
+        if message.id is not UNSET:
+            size += digits - len(encoder.encode(message.id))
+        if meta.token is not UNSET:
+            size += digits - len(memoryview(meta.token))
+        return size > self._tables.limits.max_request
+
+    def _send(self, client: Client, child: Child, message: Message, meta: Meta) -> None:
+        """Book a request, and write it under its upstream id."""
+        tables = self._tables
+        tables.last_id = upstream_id = tables.last_id + 1
+        token = None
+        if meta.token is not UNSET:
+            token = tables.codec_down.owned(message, meta.token)
+            params = message.params
+            assert type(params) is dict
+            members = decode_members(params["_meta"])
+            assert members is not None
+            if is_token(token):
+                members[PROGRESS_TOKEN] = upstream_id  # type: ignore[assignment]  # encoded with its fellows
+            else:
+                # A server that spells it in another way would hit a stranger.
+                del members[PROGRESS_TOKEN]
+                token = None
+                tables.stats.removed_tokens += 1
+            params["_meta"] = members  # type: ignore[assignment]  # encoded with its fellows
+        entry = Entry(Kind.REQUEST, client, message.id, token, tables.now)  # type: ignore[arg-type]  # a request has an id
+        client.inflight[upstream_id] = entry
+        child.inflight[upstream_id] = entry
+        if meta.log_level is not UNSET:
+            entry.logs = True
+            child.loggers[upstream_id] = Logger(client)
+        message.id = upstream_id
+        tables.stats.requests += 1
+        tables.outbox.put(child, message)
+
+    # -- notifications ---------------------------------------------------------
+
+    def _notification(self, client: Client, message: Message, method: str, measured: bool) -> None:
+        tables = self._tables
+        if method == CANCELLED:
+            self._cancelled(client, message)
+            return
+        child = tables.child
+        if method in ENDS_AT_BRIDGE or tables.stopping or (child is None and not client.queue):
+            # It never starts a child.
+            tables.stats.dropped_notifications_up += 1
+            return
+        if measured and self._is_too_large(message):
+            tables.stats.dropped_notifications_up += 1
+            return
+        ready = self._ready_child()
+        if ready is not None and not client.queue and not ready.blocked:
+            self._send_notification(ready, message)
+        elif not self._queue(client, message, None):
+            tables.stats.dropped_notifications_up += 1
+
+    def _send_notification(self, child: Child, message: Message) -> None:
+        params = message.params
+        if type(params) is dict and "_meta" in params:
+            members = decode_members(params["_meta"])
+            if members is not None and members.pop(PROGRESS_TOKEN, None) is not None:
+                # It names nothing, but a server could take it for a stranger's.
+                self._tables.stats.removed_tokens += 1
+                params["_meta"] = members  # type: ignore[assignment]  # encoded with its fellows
+        self._tables.stats.notifications_up += 1
+        self._tables.outbox.put(child, message)
+
+    def _cancelled(self, client: Client, message: Message) -> None:
+        """A client gives a request up: it, and nobody else's, ends."""
+        tables = self._tables
+        params = message.params
+        id = None
+        if type(params) is dict and "requestId" in params:
+            id = tables.codec_down.read_id(params["requestId"])
+        if id is None:
+            tables.stats.dropped_notifications_up += 1
+            return
+        assert type(params) is dict
+        rest = {name: value for name, value in params.items() if name != "requestId"}
+        found = client.queue.remove(id)
+        found += self._subscriptions.client_cancelled(client, id, rest, tables.child)
+        key = id_key(id)
+        mine = [(number, entry) for number, entry in client.inflight.items() if id_key(entry.id) == key]  # type: ignore[arg-type]  # a client's entry has an id
+        for number, entry in mine:
+            assert tables.child is not None
+            tables.abandon(tables.child, number, entry, rest)
+        if found or mine:
+            self.feed(client)
+            self._after_queue(client)
+        else:
+            tables.stats.dropped_notifications_up += 1
+
+    # -- waiting ---------------------------------------------------------------
+
+    def _ready_child(self) -> Child | None:
+        child = self._tables.child
+        return child if child is not None and child.handshake.ready else None
+
+    def _queue(self, client: Client, message: Message, id: Id | None) -> bool:
+        """Have a line wait; False if the client's queue is full."""
+        tables = self._tables
+        limits = tables.limits
+        queue = client.queue
+        line = tables.codec_down.render(message)
+        if len(queue) >= limits.max_queued or queue.bytes + len(line) > limits.max_queued_bytes:
+            return False
+        queue.push(Queued(line, id, tables.now))
+        tables.queued_bytes += len(line)
+        tables.waiting.setdefault(client.key, client)
+        child = tables.child
+        if (
+            child is not None
+            and child.blocked
+            and not client.paused
+            and (queue.bytes > limits.paused_bytes or len(queue) > limits.paused_lines)
+        ):
+            client.paused = True
+            tables.outbox.control(client, Control.PAUSE)
+        return True
+
+    def _need(self) -> None:
+        """Somebody waits: have a child started, or its era settled."""
+        child = self._tables.child
+        if child is None:
+            self._tables.note(NoticeKind.NEED_CHILD, NOBODY)
+        else:
+            self.need(child)
+
+    def need(self, child: Child) -> None:
+        """Speak to a child for the first time, if nobody has."""
+        if child.handshake.happen(Event.NEED_MODERN):
+            upstream_id = self._tables.mint()
+            child.inflight[upstream_id] = Entry(Kind.OWN, None, None)
+            self._tables.outbox.put(child, child.handshake.probe(upstream_id, self._tables.now))
+
+    def feed(self, client: Client, quantum: int | None = None) -> int:
+        """Move a client's waiting lines to the server as far as it may; return their bytes.
+
+        Args:
+            quantum: bytes after which it is another client's turn; None for no end.
+        """
+        tables = self._tables
+        queue = client.queue
+        sent = 0
+        while queue and (quantum is None or sent < quantum):
+            child = self._ready_child()
+            if child is None or child.blocked:
+                break
+            item = queue.head()
+            if item.id is not None and len(client.inflight) >= tables.limits.max_in_flight:
+                break
+            queue.pop()
+            tables.queued_bytes -= len(item.line)
+            sent += len(item.line)
+            message = self._decoded(item)
+            if item.id is None:
+                self._send_notification(child, message)
+            elif message.method == LISTEN:
+                self._subscriptions.listen(client, message, _meta_of(message), child)
+            else:
+                self._send(client, child, message, _meta_of(message))
+        return sent
+
+    def _decoded(self, item: Queued) -> Message:
+        message = self._tables.codec_down.decode_line(item.line)
+        assert isinstance(message, Message)
+        return message
+
+    def pump(self, room: int) -> bool:
+        """Move waiting lines to the server, each client in its turn.
+
+        Args:
+            room: bytes that may be moved, more or less.
+
+        Returns:
+            Whether there is more that could be moved.
+        """
+        tables = self._tables
+        waiting = tables.waiting
+        fruitless = 0
+        while waiting and fruitless < len(waiting):
+            if room <= 0:
+                return True
+            key, client = waiting.popitem(last=False)
+            sent = self.feed(client, tables.limits.turn_bytes)
+            room -= sent
+            fruitless = 0 if sent else fruitless + 1
+            if client.queue:
+                waiting[key] = client
+            else:
+                tables.settle(client)
+        return False
+
+    def _after_queue(self, client: Client) -> None:
+        """Take a client whose queue may have become empty out of the turns."""
+        if not client.queue:
+            self._tables.waiting.pop(client.key, None)
+        self._tables.settle(client)
+
+    def resume(self) -> None:
+        """Stdin takes lines again: read the clients that were not read."""
+        for client in self._tables.waiting.values():
+            if client.paused:
+                client.paused = False
+                self._tables.outbox.control(client, Control.RESUME)
+
+    def expire(self) -> None:
+        """Answer what has waited too long while there is no server process."""
+        tables = self._tables
+        oldest = tables.now - tables.limits.restart_wait
+        if tables.child is not None or tables.down_since > oldest:
+            return
+        for client in list(tables.waiting.values()):
+            queue = client.queue
+            while queue and queue.head().arrived_at <= oldest:
+                item = queue.pop()
+                tables.queued_bytes -= len(item.line)
+                if item.id is not None:
+                    tables.refuse(
+                        client,
+                        item.id,
+                        jsonrpc.SERVER_UNAVAILABLE,
+                        "the server is not running, and did not come back in time",
+                        "server_unavailable",
+                    )
+            self._after_queue(client)
+
+    def refuse_waiting(self, client: Client, code: int, message: str, reason: str) -> None:
+        """Answer everything that waits for one client with an error."""
+        tables = self._tables
+        tables.queued_bytes -= client.queue.bytes
+        for item in client.queue.clear():
+            if item.id is not None:
+                tables.refuse(client, item.id, code, message, reason)
+        tables.waiting.pop(client.key, None)
+
+    # -- leaving ---------------------------------------------------------------
+
+    def leave(self, client: Client) -> None:
+        """Forget a client: cancel what it has at the server, end what it holds."""
+        tables = self._tables
+        tables.clients.pop(client.key, None)
+        tables.waiting.pop(client.key, None)
+        tables.lingering.pop(client.key, None)
+        tables.queued_bytes -= client.queue.bytes
+        client.queue.clear()
+        child = tables.child
+        for holder in list(client.holders.values()):
+            self._subscriptions.leave(holder, LEFT, child)
+        for upstream_id, entry in list(client.inflight.items()):
+            assert child is not None
+            tables.abandon(child, upstream_id, entry, LEFT)

@@ -1,0 +1,221 @@
+"""Upstream id to whose request: the tables of requests on the way, and of those that wait.
+
+Owns every entry from the moment it is booked. An entry ends with its response, its
+cancellation, its client, its child, or its deadline, whichever comes first.
+
+Spec: 2026-07-28 basic, "Requests"; basic/patterns/cancellation.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from msgspec import Raw, Struct
+
+from bridge.core.framing import LineFramer
+from bridge.core.jsonrpc import Id
+from bridge.core.outbox import Key, Lane
+
+if TYPE_CHECKING:
+    from bridge.core.era import Handshake
+    from bridge.core.subscriptions import Holder, Share
+
+
+class Kind(enum.IntEnum):
+    """What to do with the response to an entry's request."""
+
+    REQUEST = 0
+    LISTEN = 1
+    OWN = 2
+
+
+class Entry(Struct, gc=False):
+    """One request that was written to a child.
+
+    `gc=False`: entries, clients and tables refer to each other, but every entry is
+    taken out of its tables by name, so the collector is never needed.
+    """
+
+    kind: Kind
+    client: Client | None
+    """Who asked; None for the bridge itself."""
+    id: Id | None
+    """The id as the client wrote it."""
+    token: bytes | None = None
+    """The progress token as the client spelled it."""
+    sent_at: float = 0.0
+    share: Share | None = None
+    """Of a listen: the subscription it opened."""
+    logs: bool = False
+    """Whether it asked for log notifications."""
+
+
+class Queued(Struct, gc=False):
+    """One line of a client that waits for its turn. It pins no read buffer."""
+
+    line: bytes
+    id: Id | None
+    """None for a notification."""
+    arrived_at: float
+
+
+class Queue:
+    """What a client sent and what is not written yet, in order. Owned by one client."""
+
+    __slots__ = ("_by_id", "_items", "_next", "bytes")
+
+    def __init__(self) -> None:
+        self._items: OrderedDict[int, Queued] = OrderedDict()
+        self._by_id: defaultdict[tuple[type, object], list[int]] = defaultdict(list)
+        self._next = 0
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def push(self, item: Queued) -> None:
+        """Put a line at the end."""
+        if item.id is not None:
+            self._by_id[id_key(item.id)].append(self._next)
+        self._items[self._next] = item
+        self._next += 1
+        self.bytes += len(item.line)
+
+    def head(self) -> Queued:
+        """The line whose turn it is. Raises StopIteration if the queue is empty: a bug in the caller."""
+        return next(iter(self._items.values()))
+
+    def pop(self) -> Queued:
+        """Take the line whose turn it is. Raises KeyError if the queue is empty: a bug in the caller."""
+        number, item = self._items.popitem(last=False)
+        self.bytes -= len(item.line)
+        if item.id is not None:
+            self._forget(item.id, number)
+        return item
+
+    def remove(self, id: Id) -> int:
+        """Take every request with this id out, wherever it stands; return how many there were."""
+        numbers = self._by_id.pop(id_key(id), [])
+        for number in numbers:
+            self.bytes -= len(self._items.pop(number).line)
+        return len(numbers)
+
+    def _forget(self, id: Id, number: int) -> None:
+        key = id_key(id)
+        numbers = self._by_id[key]
+        numbers.remove(number)
+        if not numbers:
+            del self._by_id[key]
+
+    def clear(self) -> list[Queued]:
+        """Take everything; return it in order."""
+        items = list(self._items.values())
+        self._items.clear()
+        self._by_id.clear()
+        self.bytes = 0
+        return items
+
+
+class Client(Lane):
+    """One client connection, and everything the bridge holds for it."""
+
+    __slots__ = (
+        "bad_lines",
+        "eof_at",
+        "framer",
+        "greeted",
+        "holders",
+        "inflight",
+        "overlong_told",
+        "paused",
+        "queue",
+        "strict",
+    )
+
+    def __init__(self, key: Key, *, strict: bool, max_line: int) -> None:
+        super().__init__(key)
+        self.strict = strict
+        """A first byte other than `{`, or one line that is not JSON, ends the connection."""
+        self.greeted = False
+        """The first byte has come."""
+        self.framer = LineFramer(max_line)
+        self.inflight: dict[int, Entry] = {}
+        self.holders: dict[int, Holder] = {}
+        self.queue = Queue()
+        self.bad_lines = 0
+        """Lines in a row that were not JSON."""
+        self.overlong_told = False
+        """Its line over the limit, whose end has not come, was answered."""
+        self.paused = False
+        self.eof_at: float | None = None
+        """When it stopped sending, if it did: what it sent is still answered."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is owed to it."""
+        return not self.inflight and not self.queue and not self.holders
+
+
+class Child(Lane):
+    """One server process, as the core knows it, and the requests it was sent.
+
+    The tables die with the process; only the counter of ids is shared.
+    """
+
+    __slots__ = (
+        "asked",
+        "blocked",
+        "framer",
+        "handshake",
+        "inflight",
+        "loggers",
+        "opened_at",
+        "overlong_head",
+        "shares",
+        "spoke",
+    )
+
+    def __init__(self, key: Key, handshake: Handshake, *, max_line: int, now: float) -> None:
+        super().__init__(key)
+        self.framer = LineFramer(max_line)
+        self.handshake = handshake
+        self.inflight: dict[int, Entry] = {}
+        self.shares: dict[int, Share] = {}
+        """Subscription id, which is the upstream id of the listen, to subscription."""
+        self.loggers: dict[int, Logger] = {}
+        self.opened_at = now
+        self.blocked = False
+        """Its stdin takes no more for now."""
+        self.asked = False
+        """It has sent a request, and that was logged."""
+        self.overlong_head = b""
+        """Of its line over the limit, while nobody can be told yet."""
+        self.spoke = False
+        """One valid message has come from it."""
+
+
+class Logger(Struct):
+    """A request that asked for logs, and whose they can be."""
+
+    client: Client | None
+    """None once the request was abandoned: its logs are nobody's, but may still come."""
+    until: float = 0.0
+    """When an abandoned one is forgotten."""
+
+
+def id_key(id: Id) -> tuple[type, object]:
+    """A key under which `1`, `"1"` and `true` never meet."""
+    return (Raw, bytes(id)) if type(id) is Raw else (type(id), id)
+
+
+def owners(loggers: dict[int, Logger]) -> Iterator[Client | None]:
+    """Whose a log notification can be: each client once, and None if it can be nobody's."""
+    seen: set[Key | None] = set()
+    for logger in loggers.values():
+        key = logger.client.key if logger.client else None
+        if key not in seen:
+            seen.add(key)
+            yield logger.client

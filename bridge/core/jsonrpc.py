@@ -1,0 +1,489 @@
+"""The JSON-RPC envelope: what kind of message a line is, and the lines the bridge writes itself.
+
+Two ways lead from bytes to a `Message`, with the same results:
+
+* `decode_block` takes whole chunks of plain lines in one call. It says no to
+  anything out of the ordinary.
+* `decode_line` takes one line and knows every case: CR, BOM, unknown members,
+  unpaired surrogate escapes, and each kind of refusal.
+
+Both judge the bytes as they were received, and both leave every value below the
+members that are named here as the bytes it came in.
+
+Spec: JSON-RPC 2.0; 2026-07-28 basic, "Messages" and "Error Codes".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType, field
+
+from bridge.core.framing import HEAD_KEPT, Block
+
+Members: TypeAlias = dict[str, Raw]
+"""The members of one JSON object: decoded keys, each once; values as bytes."""
+
+# What a message may hold is more than what the fast path decodes into it.
+if TYPE_CHECKING:
+    Id: TypeAlias = int | str | Raw
+    Params: TypeAlias = Members | Raw | UnsetType | None
+else:
+    Id = int | str
+    Params = Members | UnsetType | None
+
+# JSON-RPC's own codes.
+PARSE_ERROR: Final = -32700
+INVALID_REQUEST: Final = -32600
+METHOD_NOT_FOUND: Final = -32601
+INVALID_PARAMS: Final = -32602
+# The bridge's own: outside -32768..-32000, which belongs to JSON-RPC and to MCP.
+SERVER_EXITED: Final = -31001
+SERVER_UNAVAILABLE: Final = -31002
+OVERLOADED: Final = -31003
+TOO_LARGE: Final = -31004
+SHUTTING_DOWN: Final = -31005
+ERA_NOT_SERVED: Final = -31006
+TIMED_OUT: Final = -31007
+INVALID_RESPONSE: Final = -31008
+
+MAX_ID_BYTES: Final = 1024
+"""The longest `id` or progress token that is served, in bytes as written: a table keeps it."""
+
+SUBSCRIPTION_ID: Final = "io.modelcontextprotocol/subscriptionId"
+PROTOCOL_VERSION: Final = "io.modelcontextprotocol/protocolVersion"
+CLIENT_CAPABILITIES: Final = "io.modelcontextprotocol/clientCapabilities"
+CLIENT_INFO: Final = "io.modelcontextprotocol/clientInfo"
+LOG_LEVEL: Final = "io.modelcontextprotocol/logLevel"
+PROGRESS_TOKEN: Final = "progressToken"
+
+
+class Message(Struct, gc=False, omit_defaults=True, forbid_unknown_fields=True):
+    """One JSON-RPC message: the envelope decoded, everything below it as bytes.
+
+    An `id` is an int or a str, and `Raw` only for a string with an unpaired
+    surrogate escape; `params` is `Raw` only for an array.
+    `gc=False`: a message holds no reference that could lead back to it, and one
+    is made for every line.
+    """
+
+    jsonrpc: Literal["2.0"]
+    id: Id | UnsetType = UNSET
+    method: str | UnsetType = UNSET
+    params: Params = UNSET
+    result: Raw | UnsetType = UNSET
+    error: Raw | UnsetType = UNSET
+
+
+class OddMessage(Message, gc=False, omit_defaults=True):
+    """A message from the careful path that `encode_lines` could not write as it is.
+
+    `extra` holds the envelope's unknown members; `marked` says that unpaired
+    surrogate escapes are spelled with the codec's marker and must be put back.
+    """
+
+    extra: Members = field(default_factory=dict)
+    marked: bool = False
+
+
+class Meta(Struct, gc=False):
+    """What the bridge reads of a request's `params._meta`; every other member is skipped."""
+
+    token: Raw | UnsetType = field(default=UNSET, name=PROGRESS_TOKEN)
+    log_level: Raw | UnsetType = field(default=UNSET, name=LOG_LEVEL)
+    version: Raw | UnsetType = field(default=UNSET, name=PROTOCOL_VERSION)
+    subscription: Raw | UnsetType = field(default=UNSET, name=SUBSCRIPTION_ID)
+
+
+class Refusal(Struct, frozen=True):
+    """A line that is no message: the error code it earns, why, and its `id` if that could be read."""
+
+    code: int
+    reason: str
+    id: Id | UnsetType = UNSET
+
+
+encoder: Final = msgspec.json.Encoder()
+_decode_lines: Final = msgspec.json.Decoder(Message).decode_lines
+_decode_members: Final = msgspec.json.Decoder(dict[str, Raw]).decode
+_decode_raw: Final = msgspec.json.Decoder(Raw).decode
+_decode_scalar: Final[Callable[[bytes], int | str]] = msgspec.json.Decoder(int | str).decode
+_decode_text: Final = msgspec.json.Decoder(str).decode
+_decode_meta: Final = msgspec.json.Decoder(Meta).decode
+
+_BLANK: Final = b" \t\r\n"
+_BOM: Final = b"\xef\xbb\xbf"
+
+_LONE_SURROGATE: Final = re.compile(
+    # An escape is one only if an even number of backslashes stands before its own.
+    rb"(?<!\\)((?:\\\\)*)"
+    # A pair is left alone; half of one is what msgspec refuses.
+    rb"(?:(\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})|\\u([dD][89a-fA-F][0-9a-fA-F]{2}))"
+)
+
+_STRINGS: Final = re.compile(rb'"(?:[^"\\]|\\.)*"')
+_BRACKETS_ONLY: Final = bytes(set(range(256)) - set(b"[]{}"))
+_ONE_KIND: Final = bytes.maketrans(b"{}", b"[]")
+
+
+def decode_members(raw: Raw | bytes) -> Members | None:
+    """The members of a JSON object, each key once (the last one wins); None if it is no object."""
+    try:
+        return _decode_members(raw)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
+def decode_meta(raw: Raw) -> Meta | None:
+    """What the bridge needs of a `_meta` that was validated with its line; None if it is no object."""
+    try:
+        return _decode_meta(raw)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
+def plain_integer(raw: Raw | bytes) -> int | None:
+    """The value of a JSON number that is spelled as a non-negative plain integer, else None.
+
+    Only such a number can be an id or a token the bridge minted: `5.0`, `"5"` and
+    `05` name nothing.
+    """
+    text = bytes(raw)
+    return int(text) if text.isdigit() and len(text) <= 16 else None
+
+
+def is_token(raw: bytes) -> bool:
+    """Whether a progress token is a string or a plain integer, and short enough to keep."""
+    if len(raw) > MAX_ID_BYTES:
+        return False
+    return raw[:1] == b'"' or raw.removeprefix(b"-").isdigit()
+
+
+def too_deep(block: Block, begin: int, end: int, limit: int) -> bool:
+    """Whether the valid JSON line at `block[begin:end]` nests deeper than `limit` levels.
+
+    The brackets are looked for one by one only until there are more than `limit`
+    of them, so a long text costs next to nothing.
+    """
+    found = 0
+    for bracket in (b"{", b"["):
+        at = block.find(bracket, begin, end)
+        while at >= 0:
+            found += 1
+            if found > limit:
+                return _deeper(block[begin:end], limit)
+            at = block.find(bracket, at + 1, end)
+    return False
+
+
+def _deeper(line: Block, limit: int) -> bool:
+    brackets = _STRINGS.sub(b"", line).translate(_ONE_KIND, _BRACKETS_ONLY)
+    for _ in range(limit):  # each pass takes the innermost level everywhere
+        brackets = brackets.replace(b"[]", b"")
+        if not brackets:
+            return False
+    return True
+
+
+class Codec:
+    """Decode lines and encode messages.
+
+    Args:
+        salt: bytes no peer can guess, of at least 16 bytes in service. With them
+            an unpaired surrogate escape is spelled while it is inside the bridge, so
+            that no text of a peer can be taken for one.
+        max_depth: the deepest nesting that is accepted, or 0 for the parser's own limit.
+
+    Raises nothing at bytes of any kind: bad input is a `Refusal`.
+    """
+
+    __slots__ = ("_marker", "_max_depth", "_unmark")
+
+    def __init__(self, salt: bytes, max_depth: int = 0) -> None:
+        self._marker = b"~" + salt.hex().encode() + b":"
+        self._unmark = re.compile(re.escape(self._marker) + rb"([0-9a-fA-F]{4});")
+        self._max_depth = max_depth
+
+    def decode_block(self, block: Block) -> list[Message] | None:
+        """Decode a block of plain lines at once; None if any line needs the careful path.
+
+        Plain is a line without CR, BOM, bad UTF-8, deep nesting, unknown member
+        or `id` of an unusual type or length, with exactly one message on it.
+        """
+        if b"\r" in block or not _is_utf8(block):
+            return None
+        try:
+            messages = _decode_lines(block)
+        except (msgspec.DecodeError, RecursionError):
+            return None
+        # msgspec takes any white space for a line's end. A newline between `}` and
+        # `{` always parts two messages, so one such newline behind each message
+        # means one message a line.
+        find = block.find
+        begin = 0
+        max_depth = self._max_depth
+        for message in messages:
+            end = find(b"\n", begin)
+            if end < 1 or block[begin] != 0x7B or block[end - 1] != 0x7D:
+                return None
+            if end - begin > 256:  # shorter lines hold neither 128 levels nor a long id
+                if max_depth and too_deep(block, begin, end, max_depth):
+                    return None
+                id = message.id
+                if id is not UNSET and _is_long(id):
+                    return None
+            begin = end + 1
+        return messages if begin == len(block) else None
+
+    def decode_line(self, line: Block) -> Message | Refusal | None:
+        """Decode one line, whatever it holds; None if it is blank.
+
+        Args:
+            line: without its newline.
+        """
+        line = bytes(line)
+        if line.startswith(_BOM):
+            line = line[len(_BOM) :]
+        if not line.strip(_BLANK):
+            return None
+        if not _is_utf8(line):
+            return Refusal(PARSE_ERROR, "the line is not valid UTF-8")
+        marked = False
+        try:
+            try:
+                _decode_raw(line)
+            except msgspec.DecodeError as fault:
+                marked_line = self._mark(line)
+                if marked_line is None:
+                    return Refusal(PARSE_ERROR, f"the line is not valid JSON ({fault})")
+                _decode_raw(marked_line)
+                line, marked = marked_line, True
+        except msgspec.DecodeError as fault:
+            return Refusal(PARSE_ERROR, f"the line is not valid JSON ({fault})")
+        except RecursionError:
+            guess = guess_id(line[:HEAD_KEPT], line[-HEAD_KEPT:])
+            return Refusal(
+                INVALID_REQUEST, "the message is nested too deeply", UNSET if guess is None else guess
+            )
+        # Valid JSON holds a CR only as white space. Text-mode readers end a line at
+        # it, and so would take what follows for a message of its own.
+        line = line.replace(b"\r", b" ").strip(_BLANK)
+        members = decode_members(line)
+        if members is None:
+            what = "batches are not supported" if line.startswith(b"[") else "the message is not an object"
+            return Refusal(INVALID_REQUEST, what)
+        message = self._envelope(members, marked)
+        if self._max_depth and too_deep(line, 0, len(line), self._max_depth):
+            why = f"the message is nested more than {self._max_depth} levels deep"
+            return Refusal(INVALID_REQUEST, why, message.id)
+        return message
+
+    def _envelope(self, members: Members, marked: bool) -> Message | Refusal:
+        id: Id | UnsetType = UNSET
+        raw_id = members.pop("id", None)
+        if raw_id is not None:
+            read = self.read_id(raw_id)
+            if read is None:
+                return Refusal(INVALID_REQUEST, "`id` must be a string or an integer of at most 1 KiB")
+            id = read
+        version = members.pop("jsonrpc", None)
+        if version is None or _text(version) != "2.0":
+            return Refusal(INVALID_REQUEST, '`jsonrpc` must be "2.0"', id)
+        method: str | UnsetType = UNSET
+        raw_method = members.pop("method", None)
+        if raw_method is not None:
+            text = _text(raw_method)
+            if text is None:
+                return Refusal(INVALID_REQUEST, "`method` must be a string", id)
+            method = text
+        params: Params = UNSET
+        raw_params = members.pop("params", None)
+        if raw_params is not None:
+            first = bytes(memoryview(raw_params)[:1])
+            if first == b"{":
+                params = decode_members(raw_params)
+            elif first == b"[":
+                params = raw_params
+            elif first == b"n":
+                params = None
+            else:
+                return Refusal(INVALID_REQUEST, "`params` must be an object or an array", id)
+        result = members.pop("result", UNSET)
+        error = members.pop("error", UNSET)
+        if members or marked or type(params) is Raw:
+            return OddMessage("2.0", id, method, params, result, error, members, marked)
+        return Message("2.0", id, method, params, result, error)
+
+    def read_id(self, raw: Raw) -> Id | None:
+        """An `id` from its bytes; None if it is of a kind that is not served."""
+        text = bytes(raw)
+        if len(text) > MAX_ID_BYTES and len(self.unmark(text)) > MAX_ID_BYTES:
+            return None
+        if self._marker in text:
+            return Raw(self.unmark(text)) if text[:1] == b'"' else None
+        try:
+            return _decode_scalar(text)
+        except msgspec.DecodeError:
+            return None
+
+    def _mark(self, line: bytes) -> bytes | None:
+        """Spell each unpaired surrogate escape with the marker; None if there is none."""
+        if self._marker in line:  # nobody can know the marker: chance does not happen
+            return None
+        marker = self._marker
+
+        def spell(match: re.Match[bytes]) -> bytes:
+            before, pair, lone = match.groups()
+            return before + (pair or marker + lone + b";")
+
+        marked = _LONE_SURROGATE.sub(spell, line)
+        return None if marked == line else marked
+
+    def unmark(self, text: bytes) -> bytes:
+        """Put the unpaired surrogate escapes back as the peer spelled them."""
+        return self._unmark.sub(rb"\\u\1", text)
+
+    def owned(self, message: Message, raw: Raw) -> bytes:
+        """The bytes of a value to be kept: a copy that pins no buffer, as the peer spelled it."""
+        text = bytes(raw)
+        return self.unmark(text) if type(message) is OddMessage and message.marked else text
+
+    def render(self, message: Message) -> bytes:
+        """Encode one message as a line without its newline."""
+        if type(message) is not OddMessage:
+            return encoder.encode(message)
+        members: dict[str, Any] = {"jsonrpc": "2.0"}
+        for name in ("id", "method", "params", "result", "error"):
+            value = getattr(message, name)
+            if value is not UNSET:
+                members[name] = value
+        members.update(message.extra)
+        line = encoder.encode(members)
+        return self.unmark(line) if message.marked else line
+
+    def encode_lines(self, messages: list[Message | Raw]) -> bytes:
+        """Encode messages, each with its newline. `Raw` items are lines that are ready."""
+        return encoder.encode_lines(
+            [Raw(self.render(m)) if type(m) is OddMessage else m for m in messages]  # see OddMessage
+        )
+
+
+def _is_utf8(block: Block) -> bool:
+    if block.isascii():
+        return True
+    try:
+        block.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _is_long(id: Id) -> bool:
+    # Escapes make a string's bytes more than its characters, and six times more at
+    # most: what could be too long is measured by the careful path.
+    return len(id) > 160 if type(id) is str else type(id) is int and id.bit_length() > 512
+
+
+def _text(raw: Raw) -> str | None:
+    try:
+        return _decode_text(raw)
+    except msgspec.DecodeError:
+        return None
+
+
+_HEAD_ID: Final = re.compile(
+    rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?(?:"method"\s*:\s*"[^"\\]*"\s*,\s*)?'
+    rb'"id"\s*:\s*(-?[0-9]{1,1024}|"(?:[^"\\]|\\.){0,1022}")\s*,'
+)
+_TAIL_ID: Final = re.compile(
+    rb',\s*"id"\s*:\s*(-?[0-9]{1,1024}|"(?:[^"\\]|\\.){0,1022}")\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*\Z'
+)
+
+
+def guess_id(head: bytes, tail: bytes) -> int | str | None:
+    """The `id` of a client's line that was not decoded whole, from its head or its tail.
+
+    A wrong guess reaches nobody but the client that wrote the line.
+    """
+    match = _HEAD_ID.match(head) or _TAIL_ID.search(tail)
+    if match is None:
+        return None
+    try:
+        return _decode_scalar(match[1])
+    except msgspec.DecodeError:
+        return None
+
+
+_TRUSTED_HEAD: Final = re.compile(rb'\{"jsonrpc":"2\.0","id":([0-9]{1,16}),"(?:result|error)":')
+_TRUSTED_TAIL: Final = re.compile(
+    rb',(?:"jsonrpc":"2\.0","id":([0-9]{1,16})|"id":([0-9]{1,16}),"jsonrpc":"2\.0")\}\s*\Z'
+)
+
+
+def trusted_id(head: bytes, tail: bytes) -> int | None:
+    """The upstream id of a response of the server that is damaged, too long or too deep.
+
+    Only these spellings prove an `id` to be the message's own and not a part of
+    some text: `{"jsonrpc":"2.0","id":N,"result"` (or `"error"`) at the beginning, and
+    `,"jsonrpc":"2.0","id":N}` (either order) at the end of a line that begins
+    `{"result":` or `{"error":`. If both fit they must agree.
+    """
+    front = _TRUSTED_HEAD.match(head)
+    back = _TRUSTED_TAIL.search(tail) if head.startswith((b'{"result":', b'{"error":')) else None
+    ids = {int(front[1])} if front else set()
+    if back:
+        ids.add(int(back[1] or back[2]))
+    return ids.pop() if len(ids) == 1 else None
+
+
+def salvage_id(line: Block) -> int | None:
+    """The upstream id of a response of the server that `decode_line` refused; None if none can be trusted."""
+    line = bytes(line)
+    if not _is_utf8(line):
+        # Bad UTF-8 moves no bracket, so a line with no other fault decodes once it is replaced.
+        members = decode_members(line.decode(errors="replace").encode())
+        if members is not None:
+            id = members.get("id")
+            return plain_integer(id) if id is not None and "method" not in members else None
+    return trusted_id(line[:HEAD_KEPT], line[-HEAD_KEPT:])
+
+
+def error_line(
+    id: Id | UnsetType, code: int, message: str, reason: str, *, delivered: bool = False, **more: Any
+) -> Raw:
+    """An error response of the bridge's own, as a line without its newline.
+
+    Args:
+        id: of the request, as the client wrote it; UNSET if it could not be read,
+            and then the response has no `id`.
+        code: a JSON-RPC code, or one of the bridge's own.
+        message: one sentence for a person, saying what to do if there is anything to do.
+        reason: the same for a program, a word that never changes.
+        delivered: whether the server may have seen the request. False promises that
+            it has not, so that sending it again is safe.
+        more: further members of `error.data`.
+    """
+    data = {"source": "mcp-bridge", "reason": reason, "delivered": delivered, **more}
+    body: dict[str, Any] = {"jsonrpc": "2.0"}
+    if id is not UNSET:
+        body["id"] = id
+    body["error"] = {"code": code, "message": message, "data": data}
+    return Raw(encoder.encode(body))
+
+
+def notification_line(method: str, params: dict[str, Any]) -> Raw:
+    """A notification of the bridge's own, as a line without its newline."""
+    return Raw(encoder.encode({"jsonrpc": "2.0", "method": method, "params": params}))
+
+
+def request_line(id: int, method: str, params: dict[str, Any]) -> Raw:
+    """A request of the bridge's own, as a line without its newline."""
+    return Raw(encoder.encode({"jsonrpc": "2.0", "id": id, "method": method, "params": params}))
+
+
+def result_line(id: Id, result: dict[str, Any]) -> Raw:
+    """A response of the bridge's own, as a line without its newline."""
+    return Raw(encoder.encode({"jsonrpc": "2.0", "id": id, "result": result}))

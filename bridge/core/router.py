@@ -1,0 +1,355 @@
+"""The core's one entrance: a method for each thing that can happen.
+
+Bytes and events in, `(destination, bytes)` out, in the order to write. The router
+never waits, reads a clock, draws a random number or logs: same calls in, same bytes
+out. `downstream.py` and `upstream.py` hold the decisions, `tables.py` the state.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec import Raw
+
+from bridge.core import jsonrpc
+from bridge.core.downstream import Downstream
+from bridge.core.era import Event, Handshake
+from bridge.core.inflight import Child, Client, Kind
+from bridge.core.outbox import Key, Output
+from bridge.core.stats import Stats
+from bridge.core.subscriptions import Subscriptions
+from bridge.core.tables import LEFT, Limits, Notice, Tables
+from bridge.core.upstream import Upstream
+
+LINE_ROOM: Final = 1024
+"""What a client's line may be longer than the limit as it comes, in bytes: white space goes."""
+
+
+class Router:
+    """Multiplexes many clients onto one server.
+
+    Args:
+        limits: every bound.
+        salt: bytes no peer can guess; see `Codec`.
+        version: the bridge's own version, told to servers.
+
+    Every method takes `now`, monotonic seconds, where time matters, and returns what
+    is to be written. A key that is not open is a bug in the caller and raises KeyError,
+    except where a method says that it may be closed already.
+    """
+
+    __slots__ = ("_downstream", "_subscriptions", "_tables", "_upstream")
+
+    def __init__(self, limits: Limits, *, salt: bytes, version: str = "0") -> None:
+        self._tables = tables = Tables(limits, salt=salt, version=version)
+        self._subscriptions = Subscriptions(tables)
+        self._downstream = Downstream(tables, self._subscriptions)
+        self._upstream = Upstream(tables, self._subscriptions, self._downstream)
+
+    # -- what the shells may ask -------------------------------------------------
+
+    @property
+    def stats(self) -> Stats:
+        """The counters."""
+        return self._tables.stats
+
+    @property
+    def waiting(self) -> bool:
+        """Whether anybody waits for a server: a request, a listen, a subscription."""
+        return bool(self._tables.waiting) or len(self._subscriptions) > 0
+
+    @property
+    def in_flight(self) -> int:
+        """Requests at the server, the bridge's own and open subscriptions not counted."""
+        child = self._tables.child
+        if child is None:
+            return 0
+        return sum(entry.kind is Kind.REQUEST for entry in child.inflight.values())
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is a server that is sent requests."""
+        child = self._tables.child
+        return child is not None and child.handshake.ready
+
+    @property
+    def spoke(self) -> bool:
+        """Whether the present child has written a valid message."""
+        child = self._tables.child
+        return child is not None and child.spoke
+
+    def buffered(self, key: Key) -> int:
+        """Bytes the core holds for one client: its queue and its unfinished line. 0 if it is not open."""
+        client = self._tables.clients.get(key)
+        return 0 if client is None else client.queue.bytes + client.framer.buffered
+
+    @property
+    def buffered_all(self) -> int:
+        """Bytes the core holds for all clients and the child together."""
+        tables = self._tables
+        partial = sum(client.framer.buffered for client in tables.clients.values())
+        return tables.queued_bytes + partial + (tables.child.framer.buffered if tables.child else 0)
+
+    def table_sizes(self) -> dict[str, int]:
+        """How many entries each table has. All zero once every client is gone."""
+        tables = self._tables
+        child = tables.child
+        return {
+            "clients": len(tables.clients),
+            "waiting": len(tables.waiting),
+            "queued_bytes": tables.queued_bytes,
+            "lingering": len(tables.lingering),
+            "holders": tables.holders,
+            "shares": len(self._subscriptions),
+            "in_flight": sum(entry.kind is not Kind.OWN for entry in child.inflight.values()) if child else 0,
+            "child_shares": len(child.shares) if child else 0,
+        }
+
+    def take_notices(self) -> list[Notice]:
+        """What an operator may want to know since the last call. Must be called after each method."""
+        notices, self._tables.notices = self._tables.notices, []
+        return notices
+
+    @property
+    def has_notices(self) -> bool:
+        """Whether `take_notices` would return anything."""
+        return bool(self._tables.notices)
+
+    # -- clients -----------------------------------------------------------------
+
+    def client_opened(self, key: Key, *, strict: bool = False) -> None:
+        """A client has connected.
+
+        Args:
+            key: new; it names the connection from now on.
+            strict: the connection came by TCP, where anybody's browser can write.
+        """
+        tables = self._tables
+        tables.stats.clients_opened += 1
+        tables.clients[key] = Client(key, strict=strict, max_line=tables.limits.max_request + LINE_ROOM)
+
+    def client_data(self, key: Key, data: bytes, now: float) -> list[Output]:
+        """A client has written bytes, cut anywhere. After its close they are ignored."""
+        tables = self._tables
+        client = tables.clients.get(key)
+        if client is None:
+            return []
+        tables.now = now
+        self._downstream.data(client, data)
+        return tables.outbox.flush()
+
+    def client_eof(self, key: Key, now: float) -> list[Output]:
+        """A client has stopped sending but still reads.
+
+        What it sent is answered, its subscriptions end, then it is closed. May be closed already.
+        """
+        tables = self._tables
+        client = tables.clients.get(key)
+        if client is None or client.eof_at is not None:
+            return []
+        tables.now = now
+        self._downstream.finish(client)
+        if not client.closing:
+            client.eof_at = now
+            tables.lingering[key] = client
+            for holder in list(client.holders.values()):
+                self._subscriptions.leave(holder, LEFT, tables.child)
+                self._subscriptions.finish(holder)
+            tables.settle(client)
+        return tables.outbox.flush()
+
+    def client_closed(self, key: Key, now: float) -> list[Output]:
+        """A client is gone: one cancellation for each of its requests at the server.
+
+        May be closed already.
+        """
+        tables = self._tables
+        client = tables.clients.get(key)
+        if client is None:
+            return []
+        tables.now = now
+        client.closing = True
+        client.out.clear()
+        self._downstream.leave(client)
+        return tables.outbox.flush()
+
+    # -- the server --------------------------------------------------------------
+
+    def server_opened(self, key: Key, now: float) -> list[Output]:
+        """A child has been started. The one before must be closed.
+
+        Args:
+            key: new; it names the child from now on.
+        """
+        tables = self._tables
+        tables.now = now
+        tables.stats.children_opened += 1
+        handshake = Handshake(timeout=tables.limits.probe_timeout, version=tables.version)
+        child = tables.child = Child(key, handshake, max_line=tables.limits.max_message, now=now)
+        if tables.limits.probe_early or self.waiting:
+            self._downstream.need(child)
+        return tables.outbox.flush()
+
+    def server_data(self, key: Key, data: bytes, now: float) -> list[Output]:
+        """A child has written bytes to its stdout, cut anywhere. May be closed already."""
+        tables = self._tables
+        child = tables.child
+        if child is None or child.key != key:
+            return []
+        tables.now = now
+        self._upstream.data(child, data)
+        return tables.outbox.flush()
+
+    def server_blocked(self, key: Key) -> None:
+        """A child's stdin holds more than it should. May be closed already."""
+        child = self._tables.child
+        if child is not None and child.key == key:
+            child.blocked = True
+
+    def server_writable(self, key: Key, room: int, now: float) -> tuple[list[Output], bool]:
+        """A child's stdin takes more: move what waits, each client in its turn. May be closed already.
+
+        Args:
+            room: how many bytes, more or less.
+
+        Returns:
+            What to write, and whether there is more that could be moved.
+        """
+        tables = self._tables
+        child = tables.child
+        if child is None or child.key != key:
+            return [], False
+        tables.now = now
+        child.blocked = False
+        self._downstream.resume()
+        more = self._downstream.pump(room)
+        return tables.outbox.flush(), more
+
+    def server_closed(self, key: Key, now: float) -> list[Output]:
+        """A child is gone, and all it wrote has been given to `server_data`.
+
+        Every request that was written to it gets its error now; those that wait go to
+        the next child, and subscriptions are opened there again. May be closed already.
+        """
+        tables = self._tables
+        child = tables.child
+        if child is None or child.key != key:
+            return []
+        tables.now = now
+        self._upstream.finish(child)
+        tables.stats.children_closed += 1
+        tables.child = None
+        if child.handshake.ready:
+            tables.down_since = now
+        for upstream_id, entry in list(child.inflight.items()):
+            if entry.kind is Kind.REQUEST and entry.client is not None and entry.id is not None:
+                entry.client.inflight.pop(upstream_id, None)
+                tables.refuse(
+                    entry.client,
+                    entry.id,
+                    jsonrpc.SERVER_EXITED,
+                    "the server exited before it answered; it may have carried the request out",
+                    "server_exited",
+                    delivered=True,
+                )
+                tables.settle(entry.client)
+        child.inflight.clear()
+        child.closing = True
+        child.out.clear()
+        self._subscriptions.child_closed(child)
+        self._downstream.resume()
+        return tables.outbox.flush()
+
+    # -- time --------------------------------------------------------------------
+
+    @property
+    def needs_tick(self) -> bool:
+        """Whether `tick` has anything to watch."""
+        tables = self._tables
+        child = tables.child
+        return bool(
+            (tables.waiting and child is None)
+            or tables.lingering
+            or (child is not None and (child.handshake.deadline is not None or child.loggers))
+            or (child is not None and tables.limits.request_timeout is not None and child.inflight)
+        )
+
+    def tick(self, now: float) -> list[Output]:
+        """Carry out what is due. To be called several times a second while `needs_tick`."""
+        tables = self._tables
+        tables.now = now
+        self._downstream.expire()
+        linger = tables.limits.linger
+        for client in list(tables.lingering.values()):
+            if client.eof_at is not None and now - client.eof_at >= linger:
+                self._downstream.cut(client, b"it stopped sending, and its answers did not come in time")
+        child = tables.child
+        if child is not None:
+            deadline = child.handshake.deadline
+            if deadline is not None and now >= deadline and child.handshake.happen(Event.EXPIRED):
+                self._upstream.ready(child)
+            for upstream_id, logger in list(child.loggers.items()):
+                if logger.client is None and now >= logger.until:
+                    del child.loggers[upstream_id]
+            self._time_out(child)
+        return tables.outbox.flush()
+
+    def _time_out(self, child: Child) -> None:
+        tables = self._tables
+        timeout = tables.limits.request_timeout
+        if timeout is None:
+            return
+        for upstream_id, entry in list(child.inflight.items()):
+            if entry.kind is Kind.REQUEST and entry.client is not None and entry.id is not None:
+                if tables.now - entry.sent_at < timeout:
+                    break  # the table is in the order of sending
+                client = entry.client
+                tables.abandon(child, upstream_id, entry, {"reason": Raw(b'"request timeout"')})
+                tables.refuse(
+                    client,
+                    entry.id,
+                    jsonrpc.TIMED_OUT,
+                    f"the server did not answer within {timeout:g} s",
+                    "request_timeout",
+                    delivered=True,
+                )
+                self._downstream.feed(client)
+                tables.settle(client)
+
+    # -- stopping ----------------------------------------------------------------
+
+    def drain(self, now: float) -> list[Output]:
+        """The bridge is to stop: what waits, and what still comes, is refused; subscriptions end."""
+        tables = self._tables
+        tables.now = now
+        tables.stopping = True
+        for client in list(tables.waiting.values()):
+            self._downstream.refuse_waiting(
+                client, jsonrpc.SHUTTING_DOWN, "the bridge is shutting down", "shutting_down"
+            )
+            tables.settle(client)
+        self._subscriptions.shut_down(tables.child)
+        return tables.outbox.flush()
+
+    def stop(self, now: float) -> list[Output]:
+        """The time is up: what is at the server is given up, and every client is closed."""
+        tables = self._tables
+        tables.now = now
+        child = tables.child
+        if child is not None:
+            for upstream_id, entry in list(child.inflight.items()):
+                if entry.client is not None and entry.id is not None:
+                    client = entry.client
+                    tables.abandon(child, upstream_id, entry, {"reason": Raw(b'"the bridge is stopping"')})
+                    tables.refuse(
+                        client,
+                        entry.id,
+                        jsonrpc.SHUTTING_DOWN,
+                        "the bridge is shutting down; the server may have carried the request out",
+                        "shutting_down",
+                        delivered=True,
+                    )
+        for client in list(tables.clients.values()):
+            self._downstream.leave(client)
+            tables.outbox.close(client)
+        return tables.outbox.flush()

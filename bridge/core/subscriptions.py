@@ -1,0 +1,514 @@
+"""Subscriptions: which clients hold which upstream `subscriptions/listen`.
+
+Owns every share and every holder. A share is one listen at the server; holders are
+the clients' listens that it stands for. Shares outlive the child: on the next one
+they are opened again.
+
+Spec: 2026-07-28 basic/patterns/subscriptions.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any, Final
+
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType, field
+
+from bridge.core.inflight import Child, Client, Entry, Kind, Logger, id_key
+from bridge.core.jsonrpc import (
+    CLIENT_CAPABILITIES,
+    CLIENT_INFO,
+    INVALID_RESPONSE,
+    OVERLOADED,
+    PROGRESS_TOKEN,
+    PROTOCOL_VERSION,
+    SERVER_EXITED,
+    SUBSCRIPTION_ID,
+    Id,
+    Members,
+    Message,
+    Meta,
+    OddMessage,
+    decode_members,
+    encoder,
+    notification_line,
+    result_line,
+)
+from bridge.core.tables import LEFT, Tables
+
+LISTEN: Final = "subscriptions/listen"
+ACKNOWLEDGED: Final = "notifications/subscriptions/acknowledged"
+
+MAX_OPENINGS: Final = 3
+"""How many children in a row may end before they acknowledge a listen. A listen that
+kills its server must not kill every one that follows."""
+
+
+class State(enum.Enum):
+    """What a share is doing. `REOPENING`: its child is gone, or the next one was just asked."""
+
+    OPENING = "opening"
+    OPEN = "open"
+    REOPENING = "reopening"
+    GONE = "gone"
+
+
+class Filter(Struct, frozen=True, forbid_unknown_fields=True):
+    """`params.notifications` of a listen that can be shared."""
+
+    toolsListChanged: bool = False
+    promptsListChanged: bool = False
+    resourcesListChanged: bool = False
+    resourceSubscriptions: list[str] = []
+
+
+class Grant(Struct, frozen=True):
+    """`params.notifications` of an acknowledgement, as far as the bridge must know it."""
+
+    toolsListChanged: bool | None = None
+    promptsListChanged: bool | None = None
+    resourcesListChanged: bool | None = None
+    resourceSubscriptions: list[str] | None = None
+
+    def covers(self, other: Grant) -> bool:
+        """Whether everything the other grants is granted here."""
+        return (
+            bool(self.toolsListChanged) >= bool(other.toolsListChanged)
+            and bool(self.promptsListChanged) >= bool(other.promptsListChanged)
+            and bool(self.resourcesListChanged) >= bool(other.resourcesListChanged)
+            and set(self.resourceSubscriptions or ()) >= set(other.resourceSubscriptions or ())
+        )
+
+    def changes(self) -> list[tuple[str, dict[str, Any]]]:
+        """One change notification, method and params, for each thing that is granted."""
+        kinds = (
+            (self.toolsListChanged, "notifications/tools/list_changed"),
+            (self.promptsListChanged, "notifications/prompts/list_changed"),
+            (self.resourcesListChanged, "notifications/resources/list_changed"),
+        )
+        lists: list[tuple[str, dict[str, Any]]] = [(method, {}) for granted, method in kinds if granted]
+        uris = dict.fromkeys(self.resourceSubscriptions or ())
+        return lists + [("notifications/resources/updated", {"uri": uri}) for uri in uris]
+
+
+class _SharedMeta(Struct, forbid_unknown_fields=True):
+    """`params._meta` of a listen that can be shared: nothing in it is one client's alone."""
+
+    version: str = field(name=PROTOCOL_VERSION)
+    capabilities: Any = field(name=CLIENT_CAPABILITIES)
+    info: Raw | UnsetType = field(default=UNSET, name=CLIENT_INFO)
+
+
+_decode_filter: Final = msgspec.json.Decoder(Filter).decode
+_decode_grant: Final = msgspec.json.Decoder(Grant).decode
+_decode_shared_meta: Final = msgspec.json.Decoder(_SharedMeta).decode
+_canonical: Final = msgspec.json.Encoder(order="deterministic").encode
+
+ShareKey = tuple[bool, bool, bool, frozenset[str], str, bytes]
+
+
+class Holder(Struct, gc=False):
+    """One listen of one client. `gc=False`: taken out of every table by name."""
+
+    number: int
+    client: Client
+    id: Id
+    token: bytes | None
+    share: Share
+    granted: Grant | None = None
+    """What its acknowledgement said; None until it has been sent one."""
+
+
+class Share(Struct, gc=False):
+    """One listen at the server, for the clients that asked for the same."""
+
+    number: int
+    key: ShareKey | None
+    """None if it is not shared."""
+    request: Message
+    """What opens it, with nothing in it that pins a read buffer."""
+    state: State = State.OPENING
+    upstream_id: int | None = None
+    """Of the listen at the present child; None while it is not written."""
+    holders: dict[int, Holder] = field(default_factory=dict)
+    grant: Raw | None = None
+    parsed: Grant | None = None
+    openings: int = 0
+    """Children that ended without an acknowledgement, in a row."""
+    logs: bool = False
+
+
+def share_key(params: Members, meta: Meta) -> ShareKey | None:
+    """What two listens must have in common to be one at the server; None if this one is not shared."""
+    if params.keys() != {"_meta", "notifications"} or meta.token is not UNSET or meta.log_level is not UNSET:
+        return None
+    try:
+        wanted = _decode_filter(params["notifications"])
+        shared = _decode_shared_meta(params["_meta"])
+        capabilities = _canonical(shared.capabilities)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    uris = frozenset(wanted.resourceSubscriptions)
+    return (
+        wanted.toolsListChanged,
+        wanted.promptsListChanged,
+        wanted.resourcesListChanged,
+        uris,
+        shared.version,
+        capabilities,
+    )
+
+
+class Subscriptions:
+    """Open, join, fan out, end."""
+
+    __slots__ = ("_all", "_next", "_shared", "_tables")
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self._shared: dict[ShareKey, Share] = {}
+        self._all: dict[int, Share] = {}
+        """By number, oldest first: what is opened again after a restart."""
+        self._next = 0
+
+    def __len__(self) -> int:
+        """How many subscriptions the server is to hold."""
+        return len(self._all)
+
+    def has_room(self, client: Client) -> bool:
+        """Whether a client may listen once more; it is told if not."""
+        limits = self._tables.limits
+        return (
+            len(client.holders) < limits.max_subscriptions
+            and self._tables.holders < limits.max_subscriptions_all
+        )
+
+    def refuse_full(self, client: Client, id: Id) -> None:
+        """Tell a client that it may not listen once more."""
+        self._tables.refuse(
+            client, id, OVERLOADED, "too many subscriptions: end one first", "too_many_subscriptions"
+        )
+
+    def listen(self, client: Client, message: Message, meta: Meta, child: Child) -> None:
+        """A client's `subscriptions/listen`: join what is open already, or open it.
+
+        Args:
+            child: it is ready, and its stdin takes more.
+        """
+        id = message.id
+        params = message.params
+        assert id is not UNSET
+        assert isinstance(params, dict)
+        if not self.has_room(client):
+            self.refuse_full(client, id)
+            return
+        codec = self._tables.codec_down
+        token = None if meta.token is UNSET else codec.owned(message, meta.token)
+        key = None if type(message) is OddMessage else share_key(params, meta)
+        share = None if key is None else self._shared.get(key)
+        if share is not None:
+            holder = self._hold(share, client, id, None)
+            if share.state is State.OPEN:
+                self._acknowledge(holder)
+            return
+        self._next += 1
+        share = Share(self._next, key, _owned(message), logs=meta.log_level is not UNSET)
+        self._all[share.number] = share
+        if key is not None:
+            self._shared[key] = share
+        self._hold(share, client, id, token)
+        self._open(share, child)
+
+    def _hold(self, share: Share, client: Client, id: Id, token: bytes | None) -> Holder:
+        self._next += 1
+        holder = Holder(self._next, client, id, token, share)
+        share.holders[holder.number] = holder
+        client.holders[holder.number] = holder
+        self._tables.holders += 1
+        return holder
+
+    def _open(self, share: Share, child: Child) -> None:
+        upstream_id = self._tables.mint()
+        share.upstream_id = upstream_id
+        child.shares[upstream_id] = share
+        first = next(iter(share.holders.values()))
+        child.inflight[upstream_id] = Entry(
+            Kind.LISTEN, None, None, first.token, self._tables.now, share, logs=share.logs
+        )
+        if share.logs:
+            child.loggers[upstream_id] = Logger(first.client)
+        request = share.request
+        request.id = upstream_id
+        if first.token is not None:
+            params = request.params
+            assert isinstance(params, dict)
+            params["_meta"] = _with_token(params["_meta"], upstream_id)
+        self._tables.stats.requests += 1
+        self._tables.outbox.put(child, Raw(self._tables.codec_down.render(request)))
+
+    def open_again(self, child: Child) -> None:
+        """A new child is ready: open on it what clients still hold, before anything else."""
+        for share in list(self._all.values()):
+            self._open(share, child)
+
+    def child_closed(self, child: Child) -> None:
+        """A child is gone: what it served waits for the next one."""
+        for share in list(child.shares.values()):
+            share.upstream_id = None
+            share.state = State.REOPENING if share.grant is not None else State.OPENING
+            share.openings += 1
+            if share.openings >= MAX_OPENINGS:
+                for holder in self._drop(share):
+                    self._tables.refuse(
+                        holder.client,
+                        holder.id,
+                        SERVER_EXITED,
+                        f"the server exited {MAX_OPENINGS} times before it acknowledged this subscription",
+                        "server_exited",
+                        delivered=True,
+                    )
+                    self._tables.settle(holder.client)
+        child.shares.clear()
+
+    def acknowledged(self, child: Child, share: Share, message: Message, members: Members) -> None:
+        """The server's acknowledgement: the first message to each holder that waits for it.
+
+        Args:
+            members: of the message's `params._meta`.
+        """
+        params = message.params
+        assert isinstance(params, dict)
+        if share.state is State.OPEN:
+            self._tables.stats.dropped_notifications += 1
+            return
+        share.state = State.OPEN
+        share.openings = 0
+        grant = params.get("notifications", Raw(b"{}"))
+        share.grant = Raw(self._tables.codec_up.owned(message, grant))
+        share.parsed = parsed = _parse_grant(share.grant)
+        fan = FanOut(self._tables, message, members)
+        for holder in list(share.holders.values()):
+            if holder.granted is None:
+                holder.granted = parsed
+                fan.send(holder)
+            elif parsed.covers(holder.granted):
+                self._changed(holder)
+            else:
+                self._end(holder)
+                self.finish(holder)
+        if not share.holders:
+            self._close(child, share, LEFT)
+
+    def _acknowledge(self, holder: Holder) -> None:
+        """To a late joiner: from the grant alone."""
+        share = holder.share
+        holder.granted = share.parsed
+        params = {"notifications": share.grant, "_meta": {SUBSCRIPTION_ID: holder.id}}
+        self._tables.stats.notifications_down += 1
+        self._tables.outbox.put(holder.client, notification_line(ACKNOWLEDGED, params))
+
+    def _changed(self, holder: Holder) -> None:
+        """Changes may have been missed: one notification of each kind a holder was granted."""
+        assert holder.granted is not None
+        for method, params in holder.granted.changes():
+            params["_meta"] = {SUBSCRIPTION_ID: holder.id}
+            self._tables.stats.notifications_down += 1
+            self._tables.outbox.put(holder.client, notification_line(method, params))
+
+    def notify(self, share: Share, message: Message, members: Members) -> None:
+        """A notification of a subscription: to each holder, under its own id.
+
+        Args:
+            members: of the message's `params._meta`.
+        """
+        if share.state is not State.OPEN:  # the acknowledgement comes first, always
+            self._tables.stats.dropped_notifications += 1
+            return
+        fan = FanOut(self._tables, message, members)
+        for holder in share.holders.values():
+            fan.send(holder)
+
+    def cancelled(self, child: Child, share: Share, message: Message) -> None:
+        """The server tears a subscription down: each holder is told under its own id."""
+        assert share.upstream_id is not None
+        self._tables.end(child, share.upstream_id, child.inflight.pop(share.upstream_id))
+        params = message.params
+        assert isinstance(params, dict)
+        raw_meta = params.get("_meta")
+        for holder in self._drop(share, child):
+            if raw_meta is not None:
+                members = decode_members(raw_meta)
+                if members is not None and SUBSCRIPTION_ID in members:
+                    members[SUBSCRIPTION_ID] = _raw(holder.id)
+                    params["_meta"] = Raw(encoder.encode(members))
+            params["requestId"] = _raw(holder.id)
+            self._tables.stats.notifications_down += 1
+            self._tables.outbox.put(holder.client, Raw(self._tables.codec_up.render(message)))
+            self._tables.settle(holder.client)
+
+    def answered(self, child: Child, share: Share, message: Message) -> None:
+        """The server's response to a listen: the subscription has ended, or is refused."""
+        whole = (message.result is UNSET) != (message.error is UNSET)
+        members = None if message.result is UNSET else decode_members(message.result)
+        meta = decode_members(members["_meta"]) if members and "_meta" in members else None
+        for holder in self._drop(share, child):
+            if not whole:
+                self.refuse_broken(holder)
+                continue
+            message.id = holder.id
+            if members is not None and meta is not None and SUBSCRIPTION_ID in meta:
+                meta[SUBSCRIPTION_ID] = _raw(holder.id)
+                members["_meta"] = Raw(encoder.encode(meta))
+                message.result = Raw(encoder.encode(members))
+            self._tables.stats.responses += 1
+            self._tables.outbox.put(holder.client, Raw(self._tables.codec_up.render(message)))
+            self._tables.settle(holder.client)
+
+    def broken(self, child: Child, share: Share) -> None:
+        """The response to a listen could not be read: it ends all the same."""
+        for holder in self._drop(share, child):
+            self.refuse_broken(holder)
+
+    def refuse_broken(self, holder: Holder) -> None:
+        """Tell a holder that the server's response was damaged."""
+        self._tables.refuse(
+            holder.client,
+            holder.id,
+            INVALID_RESPONSE,
+            "the server's response was not valid JSON-RPC",
+            "invalid_response",
+            delivered=True,
+        )
+        self._tables.settle(holder.client)
+
+    def client_cancelled(self, client: Client, id: Id, rest: Members, child: Child | None) -> int:
+        """A client ends its listens with this id; return how many it had."""
+        key = id_key(id)
+        mine = [holder for holder in client.holders.values() if id_key(holder.id) == key]
+        for holder in mine:
+            self.leave(holder, rest, child)
+        return len(mine)
+
+    def leave(self, holder: Holder, rest: Members, child: Child | None) -> None:
+        """One holder is gone. With the last one the share goes, before the server is told."""
+        self._end(holder)
+        if not holder.share.holders:
+            self._close(child, holder.share, rest)
+
+    def finish(self, holder: Holder) -> None:
+        """Send a holder the graceful response that ends its listen."""
+        self._tables.stats.responses += 1
+        result = {"resultType": "complete", "_meta": {SUBSCRIPTION_ID: holder.id}}
+        self._tables.outbox.put(holder.client, result_line(holder.id, result))
+        self._tables.settle(holder.client)
+
+    def shut_down(self, child: Child | None) -> None:
+        """The bridge stops: every listen ends with a graceful response."""
+        for share in list(self._all.values()):
+            for holder in list(share.holders.values()):
+                self._end(holder)
+                self.finish(holder)
+            self._close(child, share, LEFT)
+
+    def _end(self, holder: Holder) -> None:
+        del holder.share.holders[holder.number]
+        del holder.client.holders[holder.number]
+        self._tables.holders -= 1
+
+    def _drop(self, share: Share, child: Child | None = None) -> list[Holder]:
+        """Take a share out of every table; return whom it served."""
+        holders = list(share.holders.values())
+        for holder in holders:
+            self._end(holder)
+        share.state = State.GONE
+        self._all.pop(share.number, None)
+        if share.key is not None:
+            self._shared.pop(share.key, None)
+        if child is not None and share.upstream_id is not None:
+            child.shares.pop(share.upstream_id, None)
+        return holders
+
+    def _close(self, child: Child | None, share: Share, rest: Members) -> None:
+        """End a share that nobody holds: out of the tables first, so that a newcomer opens a new one."""
+        upstream_id = share.upstream_id
+        self._drop(share, child)
+        if child is not None and upstream_id is not None:
+            entry = child.inflight.get(upstream_id)
+            if entry is not None:
+                self._tables.abandon(child, upstream_id, entry, rest)
+
+
+class FanOut:
+    """Writes one notification for many holders: encoded once, with each one's own id put in.
+
+    Holders whose ids are spelled alike get the same object.
+    """
+
+    __slots__ = ("_before", "_behind", "_lines", "_tables")
+
+    def __init__(self, tables: Tables, message: Message, meta: Members) -> None:
+        self._tables = tables
+        self._lines: dict[bytes, Raw] = {}
+        codec = tables.codec_up
+        params = message.params
+        assert isinstance(params, dict)
+        before, behind = _around(meta, SUBSCRIPTION_ID)
+        outer_before, outer_behind = _around(params, "_meta")
+        extra = message.extra if type(message) is OddMessage else {}
+        tail = b"".join(b"," + encoder.encode(name) + b":" + bytes(value) for name, value in extra.items())
+        head = b'{"jsonrpc":"2.0","method":' + encoder.encode(message.method) + b',"params":'
+        self._before = codec.unmark(head + outer_before + before)
+        self._behind = codec.unmark(behind + outer_behind + tail + b"}")
+
+    def send(self, holder: Holder) -> None:
+        """Put the notification for one holder."""
+        id = encoder.encode(holder.id)
+        line = self._lines.get(id)
+        if line is None:
+            line = self._lines[id] = Raw(self._before + id + self._behind)
+        self._tables.stats.notifications_down += 1
+        self._tables.outbox.put(holder.client, line)
+
+
+def _around(members: Members, name: str) -> tuple[bytes, bytes]:
+    """A JSON object's bytes before and behind the value of one of its members."""
+    before: list[bytes] = []
+    behind: list[bytes] = []
+    side = before
+    for key, value in members.items():
+        if key == name:
+            side.append(encoder.encode(key) + b":")
+            side = behind
+        else:
+            side.append(encoder.encode(key) + b":" + bytes(value))
+    first = b"{" + b",".join(before)
+    return first, b"".join(b"," + item for item in behind) + b"}"
+
+
+def _owned(message: Message) -> Message:
+    """A copy of a listen that may be kept: nothing in it pins a read buffer."""
+    params = message.params
+    assert isinstance(params, dict)
+    kept = {name: value.copy() for name, value in params.items()}
+    if type(message) is OddMessage:
+        extra = {name: value.copy() for name, value in message.extra.items()}
+        return OddMessage("2.0", message.id, message.method, kept, extra=extra, marked=message.marked)
+    return Message("2.0", message.id, message.method, kept)
+
+
+def _with_token(meta: Raw, upstream_id: int) -> Raw:
+    members = decode_members(meta) or {}
+    members[PROGRESS_TOKEN] = Raw(b"%d" % upstream_id)
+    return Raw(encoder.encode(members))
+
+
+def _raw(id: Id) -> Raw:
+    return id if type(id) is Raw else Raw(encoder.encode(id))
+
+
+def _parse_grant(grant: Raw) -> Grant:
+    try:
+        return _decode_grant(grant)
+    except (msgspec.DecodeError, RecursionError):
+        return Grant()

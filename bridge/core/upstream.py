@@ -1,0 +1,273 @@
+"""From the server: who receives each line a child writes.
+
+Owns the decisions towards the clients. Nothing is guessed: a message whose owner is
+not certain reaches nobody.
+
+Spec: 2026-07-28 basic, "Responses" and "Notifications"; basic/patterns/progress and
+subscriptions; server/utilities/logging.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec import UNSET, Raw
+
+from bridge.core import jsonrpc
+from bridge.core.downstream import CANCELLED, Downstream
+from bridge.core.era import Event
+from bridge.core.framing import Block, OverlongEnd, OverlongStart
+from bridge.core.inflight import Child, Client, Entry, Kind, owners
+from bridge.core.jsonrpc import (
+    PROGRESS_TOKEN,
+    SUBSCRIPTION_ID,
+    Message,
+    Refusal,
+    decode_members,
+    plain_integer,
+    salvage_id,
+    trusted_id,
+)
+from bridge.core.subscriptions import ACKNOWLEDGED, Subscriptions
+from bridge.core.tables import NOBODY, NoticeKind, Tables
+
+PROGRESS: Final = "notifications/progress"
+LOG: Final = "notifications/message"
+
+
+class Upstream:
+    """Routes what servers write."""
+
+    __slots__ = ("_downstream", "_subscriptions", "_tables")
+
+    def __init__(self, tables: Tables, subscriptions: Subscriptions, downstream: Downstream) -> None:
+        self._tables = tables
+        self._subscriptions = subscriptions
+        self._downstream = downstream
+
+    # -- lines -----------------------------------------------------------------
+
+    def data(self, child: Child, data: bytes) -> None:
+        """Take what one read from a child's stdout brought."""
+        for segment in child.framer.feed(data):
+            if type(segment) is OverlongStart or type(segment) is OverlongEnd:
+                self._overlong(child, segment)
+            else:
+                self.block(child, segment)  # type: ignore[arg-type]  # what is left of the union
+
+    def finish(self, child: Child) -> None:
+        """The child's stdout has ended: half a line is none, a whole one counts without its newline."""
+        for segment in child.framer.finish():
+            if type(segment) is not OverlongEnd:
+                self.block(child, segment)  # type: ignore[arg-type]  # what is left of the union
+
+    def block(self, child: Child, block: Block) -> None:
+        """Take whole lines."""
+        codec = self._tables.codec_up
+        messages = codec.decode_block(block)
+        if messages is not None:
+            self.messages(child, messages)
+            return
+        for line in block.split(b"\n")[:-1]:
+            decoded = codec.decode_line(line)
+            if decoded is None:
+                continue
+            if type(decoded) is Refusal:
+                known = decoded.id if type(decoded.id) is int else salvage_id(line)
+                self._damaged(child, line, known, too_long=False)
+            else:
+                self.messages(child, [decoded])  # type: ignore[list-item]  # a Message
+
+    def _overlong(self, child: Child, segment: OverlongStart | OverlongEnd) -> None:
+        """A line over the limit: its asker is told as soon as the id can be trusted."""
+        if type(segment) is OverlongStart:
+            child.overlong_head = segment.head
+            known = trusted_id(segment.head, b"")
+            if known is not None:
+                self._damaged(child, segment.head, known, too_long=True)
+                child.overlong_head = b""
+            return
+        assert type(segment) is OverlongEnd
+        head, child.overlong_head = child.overlong_head, b""
+        if head:
+            self._damaged(child, head, trusted_id(head, segment.tail), too_long=True)
+
+    def _damaged(self, child: Child, line: Block, known: int | None, *, too_long: bool) -> None:
+        """A line that is no message: whoever waits for it is told, if that is certain."""
+        tables = self._tables
+        tables.stats.noise += 1
+        tables.note(NoticeKind.NOISE, child.key, bytes(line[:512]))
+        entry = None if known is None else child.inflight.pop(known, None)
+        if entry is not None:
+            assert known is not None
+            self._settle_broken(child, known, entry, too_long=too_long)
+
+    def _settle_broken(self, child: Child, upstream_id: int, entry: Entry, *, too_long: bool = False) -> None:
+        tables = self._tables
+        tables.stats.invalid_responses += 1
+        tables.end(child, upstream_id, entry)
+        if entry.kind is Kind.OWN:
+            self._probe_answered(child, None)
+        elif entry.kind is Kind.LISTEN:
+            assert entry.share is not None
+            self._subscriptions.broken(child, entry.share)
+        else:
+            client, id = entry.client, entry.id
+            assert client is not None
+            assert id is not None
+            if too_long:
+                limit = tables.limits.max_message
+                text = f"the server's response is longer than {limit} bytes"
+                tables.refuse(client, id, jsonrpc.TOO_LARGE, text, "message_too_large", delivered=True)
+            else:
+                text = "the server's response was not valid JSON-RPC"
+                tables.refuse(client, id, jsonrpc.INVALID_RESPONSE, text, "invalid_response", delivered=True)
+            self._answered(client)
+
+    # -- messages --------------------------------------------------------------
+
+    def messages(self, child: Child, messages: list[Message]) -> None:
+        """Take valid messages of one child, in order."""
+        tables = self._tables
+        inflight = child.inflight
+        child.spoke = True
+        for message in messages:
+            if message.method is not UNSET:
+                self._called(child, message, message.method)
+                continue
+            id = message.id
+            entry = inflight.pop(id, None) if type(id) is int else None
+            if entry is None:
+                self._unasked(child, message)
+                continue
+            upstream_id: int = id  # type: ignore[assignment]  # an entry was found under it
+            if (message.result is UNSET) is (message.error is UNSET):
+                self._settle_broken(child, upstream_id, entry)
+            elif entry.kind is Kind.REQUEST:
+                client = entry.client
+                del client.inflight[upstream_id]  # type: ignore[union-attr]  # a client asked
+                if entry.logs:
+                    child.loggers.pop(upstream_id, None)
+                message.id = entry.id  # type: ignore[assignment]  # a client asked
+                tables.stats.responses += 1
+                tables.outbox.put(client, message)  # type: ignore[arg-type]  # a client asked
+                self._answered(client)  # type: ignore[arg-type]  # a client asked
+            elif entry.kind is Kind.LISTEN:
+                tables.end(child, upstream_id, entry)
+                self._subscriptions.answered(child, entry.share, message)  # type: ignore[arg-type]  # a listen has a share
+            else:
+                self._probe_answered(child, message)
+
+    def _unasked(self, child: Child, message: Message) -> None:
+        if message.result is UNSET and message.error is UNSET:
+            self._tables.stats.noise += 1
+            self._tables.note(NoticeKind.NOISE, child.key, b"an object that is no message")
+        else:
+            self._tables.stats.dropped_responses += 1
+            if type(message.id) is int:
+                child.loggers.pop(message.id, None)
+
+    def _answered(self, client: Client) -> None:
+        """A request of a client has ended: its next one may go, or it may."""
+        if client.queue:
+            self._downstream.feed(client)
+            if not client.queue:
+                self._tables.waiting.pop(client.key, None)
+        if client.eof_at is not None:
+            self._tables.settle(client)
+
+    def _probe_answered(self, child: Child, message: Message | None) -> None:
+        handshake = child.handshake
+        if message is not None and message.result is not UNSET:
+            handshake.learn(message.result)
+            self._tables.supported = handshake.supported
+        if handshake.happen(Event.ANSWERED):
+            self.ready(child)
+
+    def ready(self, child: Child) -> None:
+        """A child may be sent clients' requests: first what they hold, then what waits."""
+        self._tables.note(NoticeKind.READY, NOBODY)
+        self._subscriptions.open_again(child)
+
+    # -- notifications and requests --------------------------------------------
+
+    def _called(self, child: Child, message: Message, method: str) -> None:
+        tables = self._tables
+        if message.id is not UNSET:
+            # Modern servers ask nothing, and their clients must not be asked to answer.
+            tables.stats.dropped_requests += 1
+            if not child.asked:
+                child.asked = True
+                tables.note(NoticeKind.SERVER_REQUEST, child.key, method.encode(errors="replace"))
+            return
+        params = message.params
+        if type(params) is not dict:
+            tables.stats.dropped_notifications += 1
+        elif method == PROGRESS:
+            self._progress(child, message, params)
+        elif method == LOG:
+            self._log(child, message)
+        elif method == CANCELLED:
+            self._torn_down(child, message, params)
+        else:
+            self._subscribed(child, message, method, params)
+
+    def _progress(self, child: Child, message: Message, params: dict[str, Raw]) -> None:
+        """To the request whose token it names, under the token its client chose."""
+        raw = params.get(PROGRESS_TOKEN)
+        upstream_id = None if raw is None else plain_integer(raw)
+        entry = None if upstream_id is None else child.inflight.get(upstream_id)
+        if entry is None or entry.token is None:
+            self._tables.stats.dropped_progress += 1
+            return
+        client = entry.client
+        if client is None:  # a listen with a token is nobody else's
+            assert entry.share is not None
+            client = next(iter(entry.share.holders.values())).client
+        params[PROGRESS_TOKEN] = Raw(entry.token)
+        self._tables.stats.notifications_down += 1
+        # The token is spelled as the client wrote it, so it is not for the marker's undoing.
+        self._tables.outbox.put(client, message)
+
+    def _log(self, child: Child, message: Message) -> None:
+        """To the one client that can own it."""
+        tables = self._tables
+        possible = list(owners(child.loggers))
+        if len(possible) == 1 or (tables.limits.broadcast_logs and possible):
+            for client in possible:
+                if client is None:
+                    tables.stats.dropped_notifications += 1
+                else:
+                    tables.stats.notifications_down += 1
+                    tables.outbox.put(client, Raw(tables.codec_up.render(message)))
+        elif possible:
+            tables.stats.ambiguous_logs += 1
+            tables.note(NoticeKind.AMBIGUOUS_LOG, child.key, tables.codec_up.render(message))
+        else:
+            tables.stats.dropped_notifications += 1
+
+    def _torn_down(self, child: Child, message: Message, params: dict[str, Raw]) -> None:
+        """The server cancels: only a listen is its to cancel."""
+        raw = params.get("requestId")
+        upstream_id = None if raw is None else plain_integer(raw)
+        share = None if upstream_id is None else child.shares.get(upstream_id)
+        if share is None:
+            self._tables.stats.dropped_notifications += 1
+        else:
+            self._subscriptions.cancelled(child, share, message)
+
+    def _subscribed(self, child: Child, message: Message, method: str, params: dict[str, Raw]) -> None:
+        """To every client that holds the subscription it names."""
+        raw_meta = params.get("_meta")
+        members = None if raw_meta is None else decode_members(raw_meta)
+        raw = None if members is None else members.get(SUBSCRIPTION_ID)
+        upstream_id = None if raw is None else plain_integer(raw)
+        share = None if upstream_id is None else child.shares.get(upstream_id)
+        if share is None:
+            self._tables.stats.dropped_notifications += 1
+            return
+        assert members is not None
+        if method == ACKNOWLEDGED:
+            self._subscriptions.acknowledged(child, share, message, members)
+        else:
+            self._subscriptions.notify(share, message, members)
