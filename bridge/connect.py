@@ -202,8 +202,10 @@ class _Upload:
                 # delivers it, finds the end behind it and says so. To exit from here would lose it.
                 self.broken = True
                 return
-        # The main thread may still be busy with a slow stdout and not have seen yet that the bridge has gone.
-        self.broken = _closed_by_peer(self._sock)
+        if _closed_by_peer(self._sock):
+            # Gone before stdin ended; the main thread, busy with a slow stdout, may not have seen it yet.
+            self.broken = True
+            return
         self.ended = True
         try:
             self._sock.shutdown(_socket.SHUT_WR)

@@ -329,15 +329,16 @@ def test_nonblocking_stdin_and_stdout_are_waited_for_without_loss(
     data = pattern(4 * MIB)
     got: list[bytes] = []
     stdin, theirs_in = socket.socketpair()
-    stdout, theirs_out = socket.socketpair()
-    with stdin, theirs_in, stdout, theirs_out:
+    stdout, theirs_out = os.pipe()
+    # A small pipe, so that each write is a partial one.
+    fcntl.fcntl(theirs_out, fcntl.F_SETPIPE_SZ, 4096)
+    with stdin, theirs_in, open(stdout, "rb", buffering=0) as reader:
         theirs_in.setblocking(False)
-        theirs_out.setblocking(False)
+        os.set_blocking(theirs_out, False)
         process = start(f"unix:{path}", stdin=theirs_in, stdout=theirs_out)
         theirs_in.close()
-        theirs_out.close()
+        os.close(theirs_out)
         stdin.settimeout(LIMIT)
-        stdout.settimeout(LIMIT)
 
         def host() -> None:
             stdin.sendall(data)
@@ -349,7 +350,7 @@ def test_nonblocking_stdin_and_stdout_are_waited_for_without_loss(
                 conn.sendall(data)
 
         with in_thread(serve), in_thread(host):
-            assert receive(stdout) == data
+            assert reader.readall() == data
         assert got == [data]
         assert outcome(process)[1:] == ("", 0)
 
@@ -509,6 +510,18 @@ def test_a_bridge_that_closed_before_stdin_ended_is_not_mistaken_for_an_orderly_
     stdout, stderr, code = outcome(process)
     assert (stdout == data, code) == (True, 1)
     assert "closed the connection" in one_line(stderr)
+
+
+def test_the_end_of_stdin_after_the_bridge_has_gone_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same, with the second thread certainly first: the main one is busy with a slow stdout."""
+    monkeypatch.setattr(connect, "_read_stdin", lambda: b"")
+    ours, theirs = socket.socketpair()
+    with ours:
+        theirs.close()
+        upload = connect._Upload(ours)
+        with in_thread(upload.run):
+            pass
+    assert (upload.broken, upload.ended) == (True, False)
 
 
 def test_a_reset_after_the_end_of_stdin_is_an_error(start: Start, bridge: socket.socket, path: str) -> None:
@@ -701,6 +714,23 @@ def test_a_signal_ends_it_at_once_and_without_a_word(
     assert process.stderr.read() == b""
 
 
+def test_an_interrupt_that_the_shell_ignores_stays_ignored(
+    start: Start, bridge: socket.socket, path: str
+) -> None:
+    """A shell without job control starts background jobs so: Ctrl-C is for the foreground."""
+    process = start(f"unix:{path}", preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
+    with accept(bridge) as conn:
+        process.send_signal(signal.SIGINT)
+        conn.sendall(b"answer\n")
+        assert process.stdout is not None
+        assert read_fd(process.stdout.fileno(), 7) == b"answer\n"
+        assert process.stdin is not None
+        process.stdin.close()
+        process.stdin = None
+        assert receive(conn) == b""
+    assert outcome(process) == (b"", "", 0)
+
+
 def test_a_full_stderr_does_not_keep_it_from_ending(start: Start, path: str) -> None:
     """Every wait has a bound, also that for a host that does not read the log."""
     reading, writing = os.pipe()
@@ -777,6 +807,15 @@ def test_a_tcp_socket_connected_to_itself_is_told_from_a_bridge() -> None:
         listen(listener, ("127.0.0.1", 0))
         sock.connect(listener.getsockname())
         assert not connect._talks_to_itself(sock)
+
+
+def test_a_connection_to_itself_counts_as_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The port that the system picks cannot be forced, so the finding is faked."""
+    monkeypatch.setattr(connect, "_talks_to_itself", lambda sock: True)
+    with socket.socket() as listener:
+        listen(listener, ("127.0.0.1", 0))
+        with pytest.raises(ConnectionRefusedError):
+            connect._connect(parse_address(f"tcp:127.0.0.1:{listener.getsockname()[1]}"), 0)
 
 
 # --- the command line -----------------------------------------------------------------------------
