@@ -17,7 +17,7 @@ RUN python -m venv --without-pip /opt/mcp-bridge \
     && python -m pip install --no-cache-dir --require-hashes -r requirements/build.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY bridge bridge
-RUN python -m hatchling build --target wheel /dist \
+RUN python -m hatchling build --target wheel --directory /dist \
     && python -m pip --python /opt/mcp-bridge install --no-cache-dir --no-deps --no-index /dist/*.whl
 
 FROM python:3.13-slim
