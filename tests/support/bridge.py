@@ -222,6 +222,7 @@ async def running_bridge(
     cwd: str | Path | None = None,
     expect_exit: int | None = 0,
     start_timeout: float = START_TIMEOUT,
+    leftover_timeout: float = LEFTOVER_TIMEOUT,
     python: Sequence[str] = (),
 ) -> AsyncIterator[RunningBridge]:
     """Run `mcp-bridge --listen ... OPTIONS -- COMMAND` and yield it when it is ready.
@@ -232,6 +233,7 @@ async def running_bridge(
         listen: "unix" (a short private path), "tcp" (127.0.0.1, a free port), an ADDR, or several of these.
         env: variables on top of the test's own environment.
         expect_exit: the exit code of the SIGTERM at the end, if the test has not stopped it; None: any.
+        leftover_timeout: how long processes may take to go after the bridge has ended, in seconds.
         python: options of the interpreter, such as `-X dev`.
 
     Raises:
@@ -266,7 +268,7 @@ async def running_bridge(
         yield bridge
         stopped_here = process.poll() is None
         code = await bridge.stop()
-        await bridge.no_process_left()
+        await bridge.no_process_left(leftover_timeout)
         text = bridge.stderr_text()
         if stopped_here and expect_exit is not None:
             assert code == expect_exit, f"exit code {code}, expected {expect_exit}; stderr:\n{text}"
