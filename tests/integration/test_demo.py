@@ -8,7 +8,6 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -64,19 +63,21 @@ def show(fault: str) -> tuple[int, str]:
 
 
 @pytest.fixture(scope="module")
-def shown() -> Iterator[dict[str, tuple[int, str]]]:
+def shown() -> dict[str, tuple[int, str]]:
     """The demo against the right relay and against each fault; several at once, since they mostly wait."""
-    directory = tempfile.mkdtemp(prefix="d-")
-    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(6) as pool:
+    with (
+        tempfile.TemporaryDirectory(prefix="d-") as directory,
+        pytest.MonkeyPatch.context() as patch,
+        ThreadPoolExecutor(6) as pool,
+    ):
         # What never comes is waited for briefly; temporary files have a short place of their own.
         patch.setattr(demo, "STEP_TIMEOUT_S", 4.0)
         patch.setattr(demo, "STOP_TIMEOUT_S", 2.0)
         patch.setattr(tempfile, "tempdir", directory)
         names = ["none", *FAULTS]
         results = dict(zip(names, pool.map(show, names), strict=True))
-    assert os.listdir(directory) == [], "the demo left files behind"
-    yield results
-    os.rmdir(directory)
+        assert os.listdir(directory) == [], "the demo left files behind"
+    return results
 
 
 def test_a_bridge_that_keeps_clients_apart_passes(shown: dict[str, tuple[int, str]]) -> None:

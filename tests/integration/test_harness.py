@@ -114,10 +114,10 @@ FAKE = """
 import os, signal, subprocess, sys, time
 address = sys.argv[sys.argv.index("--listen") + 1]
 {before}
-sys.stderr.write("listening on " + address + "\\n")
-sys.stderr.flush()
 signal.signal(signal.SIGTERM, lambda *_: os._exit({code}))
 {after}
+sys.stderr.write("listening on " + address + "\\n")
+sys.stderr.flush()
 while True:
     time.sleep(1)
 """
