@@ -1,1 +1,32 @@
-"""mcp-bridge."""
+"""mcp-bridge: one stdio MCP server, shared by many clients over a socket.
+
+    clients                         core: no I/O, no clock                   server (child process)
+    bytes in  --> LineFramer --+--> Downstream --+                     +--> stdin
+                               |     Tables      +--> Outbox --> hub --+
+    bytes out <-- hub <--------+--- Upstream <---+-- LineFramer <---------- stdout
+
+| module | what it owns |
+|---|---|
+| `core/framing.py` | bytes to lines: limits, nothing searched twice |
+| `core/jsonrpc.py` | the envelope: fast path, careful path, refusals, the bridge's own lines |
+| `core/inflight.py` | upstream id to whose request; queues; clients and children as the core knows them |
+| `core/subscriptions.py` | which clients hold which upstream listen |
+| `core/downstream.py`, `core/upstream.py` | the decisions for each line, from clients and from the server |
+| `core/era.py` | which era a child speaks; the bridge's own first words |
+| `core/router.py` | the core's one entrance: a method for each thing that can happen |
+| `core/tables.py`, `core/outbox.py`, `core/stats.py` | the state; the way out; the counters |
+| `core/restart.py` | when a server is started, again, or given up |
+| `listener.py`, `socket_file.py`, `hangup.py` | listening sockets; hang-ups told from half-closes |
+| `client.py` | one connection |
+| `child.py`, `process.py`, `pipes.py`, `guard.py` | the server process; nothing of it is left behind |
+| `supervisor.py` | carries out what the restart policy decides |
+| `hub.py` | joins all of these; the running bridge |
+| `logs.py`, `admin.py`, `tuning.py` | logs that never block; health; what is asked of the system |
+| `cli.py`, `config.py`, `address.py`, `errors.py` | the command line, settings, addresses, errors |
+| `connect.py`, `demo*.py` | the other commands |
+
+Imports point one way: cli -> hub -> shells -> core. This module imports nothing, so that
+`mcp-bridge connect`, which a host starts at every session, starts in a few milliseconds.
+"""
+
+__version__ = "0.1.0"

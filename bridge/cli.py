@@ -1,0 +1,78 @@
+"""The command line: arguments to settings to an exit code. No other logic.
+
+Imports nothing that costs time before it knows which command it is.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from bridge.errors import BridgeError, ConfigError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from bridge.config import Settings
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a command; return its exit code."""
+    argv = sys.argv[1:] if argv is None else argv
+    command = argv[0] if argv else ""
+    if command == "connect":
+        from bridge import connect
+
+        return connect.main(argv[1:])
+    if command == "demo-server":
+        from bridge import demo_server
+
+        return demo_server.main(argv[1:])
+    if command == "demo":
+        from bridge import demo
+
+        return demo.main(argv[1:])
+    if sys.platform == "win32":
+        return _complain("Windows is not supported: run it under WSL", 2)
+    from bridge.options import parse
+
+    try:
+        settings = parse(argv)
+    except BridgeError as error:
+        return _complain(str(error), error.exit_code)
+    return _serve(settings)
+
+
+def _complain(line: str, code: int) -> int:
+    try:
+        sys.stderr.write(f"mcp-bridge: {line}\n")
+    except (OSError, ValueError, AttributeError):
+        return code  # nobody listens; the exit code says it
+    return code
+
+
+def _serve(settings: Settings) -> int:
+    import asyncio
+
+    import uvloop
+
+    from bridge.hub import Hub
+    from bridge.logs import setup_logging
+    from bridge.tuning import raise_descriptor_limit, tune_allocator
+
+    try:
+        writer = setup_logging(level=settings.log_level, fmt=settings.log_format)
+    except ConfigError as error:
+        return _complain(str(error), error.exit_code)
+    tune_allocator()
+    limit = raise_descriptor_limit()
+
+    async def serve() -> int:
+        return await Hub(settings, writer, limit).run()
+
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(serve())
+    except BridgeError as error:
+        writer.write(f"mcp-bridge: {error}".encode(errors="replace"))
+        return error.exit_code
+    finally:
+        writer.close()

@@ -1,0 +1,225 @@
+"""One client connection: its transport, what it has not read yet, and how its end is noticed.
+
+Owns the socket. Never looks into what goes through it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from typing import Final, Protocol, cast
+
+from bridge.core.outbox import Control, Key
+from bridge.hangup import HangupWatch, hung_up
+from bridge.listener import Listener, peer_allowed, prepare_connection
+
+_log = logging.getLogger("bridge.client")
+
+WRITE_HIGH: Final = 64 * 1024
+"""Unread output, in bytes, above which a client is watched: below it nothing is counted."""
+WRITE_LOW: Final = 16 * 1024
+
+CLOSE_TIMEOUT: Final = 5.0
+"""How long a client has to read what it is still sent before its connection is cut, in seconds."""
+
+HANGUP_GRACE: Final = 0.2
+"""How long the last bytes of a client that has closed may take to be read, in seconds."""
+
+
+class ClientOwner(Protocol):
+    """Who is told what happens on a connection; always from the event loop."""
+
+    hangups: HangupWatch
+
+    def client_connected(self, connection: ClientConnection) -> Key | None:
+        """A client is here; None if it is not served, and then `connection` was told why."""
+
+    def client_data(self, key: Key, data: bytes) -> None:
+        """It sent bytes, cut anywhere."""
+
+    def client_eof(self, key: Key) -> None:
+        """It stopped sending and may still read."""
+
+    def client_gone(self, key: Key) -> None:
+        """It is gone: it neither sends nor reads. May come twice."""
+
+    def client_lost(self, connection: ClientConnection) -> None:
+        """Its connection is closed: the last call."""
+
+    def client_congested(self, connection: ClientConnection) -> None:
+        """It does not read as fast as it is sent to."""
+
+
+class ClientConnection(asyncio.Protocol):
+    """A connection accepted at a listener.
+
+    Args:
+        buffer_limit: bytes of unread output above which the client is cut when more is to be sent. One
+            whole message always fits.
+    """
+
+    __slots__ = (
+        "_buffer_limit",
+        "_closing",
+        "_fd",
+        "_gone",
+        "_listener",
+        "_owner",
+        "_paused",
+        "_timer",
+        "_transport",
+        "congested",
+        "key",
+    )
+
+    def __init__(self, owner: ClientOwner, listener: Listener, buffer_limit: int) -> None:
+        self._owner = owner
+        self._listener = listener
+        self._buffer_limit = buffer_limit
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._fd = -1
+        self._closing = False
+        self._gone = False
+        self._paused = False
+        self.key: Key | None = None
+        self.congested = False
+
+    # --- From the transport. Each is a boundary: an exception costs this connection and no other.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass of it
+        self._transport = transport
+        sock: socket.socket = transport.get_extra_info("socket")
+        try:
+            if not peer_allowed(self._listener, sock):
+                _log.warning("a client of another user was refused at %s", self._listener.address)
+                transport.abort()
+                return
+            transport.set_write_buffer_limits(high=WRITE_HIGH, low=WRITE_LOW)
+            if sock.family == socket.AF_UNIX:
+                # For the whole life of the connection, reading or not: a full close is seen at once.
+                self._fd = sock.fileno()
+                self._owner.hangups.watch(self._fd, self._hung_up)
+            else:
+                prepare_connection(sock)
+            self.key = self._owner.client_connected(self)
+        except Exception:
+            self._fail()
+
+    def data_received(self, data: bytes) -> None:
+        if self.key is not None and not self._closing:
+            try:
+                self._owner.client_data(self.key, data)
+            except Exception:
+                self._fail()
+
+    def eof_received(self) -> bool:
+        if self.key is None or self._closing:
+            return False
+        if self._gone or (self._fd >= 0 and hung_up(self._fd)):
+            self.abort()
+            return False
+        try:
+            self._owner.client_eof(self.key)
+        except Exception:
+            self._fail()
+        return True  # it may still read: closing is the owner's to say
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._fd >= 0:
+            self._owner.hangups.forget(self._fd, self._hung_up)
+            self._fd = -1
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._closing = True
+        try:
+            self._owner.client_lost(self)
+        except Exception:
+            _log.exception("the end of client %s was not settled", self.key)
+        self._transport = None
+
+    def pause_writing(self) -> None:
+        self.congested = True
+        self._owner.client_congested(self)
+
+    def resume_writing(self) -> None:
+        self.congested = False
+
+    # --- For the owner
+
+    @property
+    def strict(self) -> bool:
+        """Whether anybody's browser can write to it."""
+        return self._listener.address.kind == "tcp"
+
+    @property
+    def unread(self) -> int:
+        """Bytes it was sent and has not read, as far as they are still here."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
+    def send(self, data: bytes) -> None:
+        """Write bytes. A client that has left too much unread is cut instead."""
+        transport = self._transport
+        if transport is None or self._closing:
+            return
+        if self.congested:
+            if transport.get_write_buffer_size() > self._buffer_limit:
+                _log.warning("client %s left %d bytes unread and was cut", self.key, self.unread)
+                self.abort()
+                return
+            self._owner.client_congested(self)
+        transport.write(data)
+
+    def control(self, what: Control) -> None:
+        """Stop or go on reading from the client."""
+        transport = self._transport
+        if transport is None or self._closing:
+            return
+        if what is Control.PAUSE:
+            self._paused = True
+            transport.pause_reading()
+        else:
+            self._paused = False
+            transport.resume_reading()
+
+    def close(self) -> None:
+        """Close behind what was sent; cut after `CLOSE_TIMEOUT` if that is not read."""
+        if self._transport is None or self._closing:
+            return
+        self._closing = True
+        self._set_timer(CLOSE_TIMEOUT)
+        self._transport.close()
+
+    def abort(self) -> None:
+        """Cut the connection now; what was not read is lost."""
+        self._closing = True
+        if self.key is not None:
+            self._owner.client_gone(self.key)
+        if self._transport is not None:
+            self._transport.abort()
+
+    # --- Inside
+
+    def _hung_up(self) -> None:
+        """Both directions are closed by the peer. What it wrote before may not have been read yet."""
+        self._fd = -1  # the watch calls once, and has forgotten the descriptor by now
+        if self._closing:
+            self.abort()
+            return
+        self._gone = True
+        if self._paused or self.key is None:
+            self.abort()
+        else:
+            self._set_timer(HANGUP_GRACE)
+
+    def _set_timer(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(seconds, self.abort)
+
+    def _fail(self) -> None:
+        _log.exception("client %s was cut: a fault of the bridge", self.key)
+        self.abort()

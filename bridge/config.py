@@ -1,0 +1,52 @@
+"""Settings of a serving bridge: every default, with its unit. Frozen once the command line is read.
+
+Owns the values and nothing else; `cli.py` reads them, the shells and the core obey them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Final, Literal
+
+from msgspec import Struct
+
+from bridge.address import Address
+from bridge.core.tables import Limits
+
+MIB: Final = 1024 * 1024
+
+OWN_VARIABLES: Final = frozenset(
+    # They speak to the bridge's own process, and would mislead the server's.
+    {"LISTEN_FDS", "LISTEN_FDNAMES", "LISTEN_PID", "NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC"}
+)
+
+
+class Settings(Struct, frozen=True, kw_only=True):
+    """What the operator asked for. Sizes in bytes, times in seconds."""
+
+    listen: tuple[Address, ...]
+    command: tuple[str, ...]
+    admin: Address | None = None
+    insecure: bool = False
+    """TCP addresses that other machines can reach are allowed."""
+    socket_mode: int = 0o600
+    era: Literal["auto", "modern"] = "auto"
+    env: tuple[tuple[str, str], ...] = ()
+    """Set for the server, beside what the bridge itself was given."""
+    cwd: str | None = None
+    server_stderr: Literal["relay", "inherit", "null"] = "relay"
+    restart: Literal["always", "never"] = "always"
+    max_restarts: int = 5
+    drain: float = 5.0
+    stop_grace: float = 1.0
+    client_buffer: int = 16 * MIB
+    max_buffered: int = 256 * MIB
+    max_clients: int = 1024
+    log_format: Literal["text", "json"] = "text"
+    log_level: str = "info"
+    limits: Limits = Limits()
+
+    def server_environment(self, own: Mapping[str, str] = os.environ) -> dict[str, str]:
+        """The whole environment of the server."""
+        return {name: value for name, value in own.items() if name not in OWN_VARIABLES} | dict(self.env)

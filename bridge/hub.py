@@ -1,0 +1,436 @@
+"""Joins router, clients and server: the only module that sees both sides.
+
+Owns the running bridge: its listeners, its connections, its signals and its end.
+Every callback reads, calls the core, and writes what the core returns, without a
+pause in between, so that what one read brought is carried out as a whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import faulthandler
+import logging
+import os
+import secrets
+import signal
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from msgspec import UNSET
+
+from bridge import __version__
+from bridge.child import Child
+from bridge.client import ClientConnection
+from bridge.config import Settings
+from bridge.core.jsonrpc import OVERLOADED, error_line
+from bridge.core.outbox import Control, Key, Output
+from bridge.core.router import Router
+from bridge.core.tables import NoticeKind
+from bridge.guard import Guard
+from bridge.hangup import HangupWatch
+from bridge.listener import Listener, open_listener
+from bridge.logs import LogWriter, RateLimit, StderrRelay, printable
+from bridge.supervisor import Supervisor
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from bridge.admin import AdminServer, Health
+
+_log = logging.getLogger("bridge")
+
+STDIN_HIGH: Final = 1024 * 1024
+"""How much is moved into the server's stdin before the clients' queues wait, in bytes."""
+
+TICK: Final = 0.1
+"""How often, in seconds, deadlines and buffers are looked at while there are any."""
+
+PATH_CHECK: Final = 5.0
+"""How often, in seconds, a Unix socket's path is looked at: without it nobody can connect."""
+
+CLOSE_WAIT: Final = 1.0
+"""How long, in seconds, clients have at the end of a stop to read what they were sent."""
+
+UNCHECKED: Final = 4 * 1024 * 1024
+"""How much may be written to clients that do not read before all buffers are added up, in bytes."""
+
+LEVELS: Final = {
+    NoticeKind.NEED_CHILD: logging.DEBUG,
+    NoticeKind.READY: logging.INFO,
+    NoticeKind.NOISE: logging.WARNING,
+    NoticeKind.BAD_LINE: logging.WARNING,
+    NoticeKind.CLIENT_CUT: logging.WARNING,
+    NoticeKind.SERVER_REQUEST: logging.WARNING,
+    NoticeKind.AMBIGUOUS_LOG: logging.INFO,
+}
+
+
+class Port(Protocol):
+    """Where the core's output for one key goes."""
+
+    def send(self, data: bytes) -> None: ...
+    def close(self) -> None: ...
+    def control(self, what: Control) -> None: ...
+
+
+class ServerPort:
+    """The server's stdin."""
+
+    __slots__ = ("child", "key", "send", "spoke")
+
+    def __init__(self, key: Key, child: Child) -> None:
+        self.key = key
+        self.child = child
+        self.send = child.write
+        self.spoke = False
+
+    def close(self) -> None:
+        """The core never closes a server: the supervisor does."""
+
+    def control(self, what: Control) -> None:
+        """A server is always read."""
+
+
+class Hub:
+    """A bridge that serves one server.
+
+    Args:
+        settings: what the operator asked for.
+        writer: of the log.
+        descriptor_limit: what servers are started with; None: as it is.
+    """
+
+    def __init__(
+        self, settings: Settings, writer: LogWriter, descriptor_limit: tuple[int, int] | None = None
+    ) -> None:
+        self._settings = settings
+        self._loop = asyncio.get_running_loop()
+        self._clock: Callable[[], float] = self._loop.time
+        self._router = Router(settings.limits, salt=secrets.token_bytes(16), version=__version__)
+        self._ports: dict[Key, Port] = {}
+        self._connections: dict[Key, ClientConnection] = {}
+        self._congested: dict[Key, ClientConnection] = {}
+        self._unchecked = 0
+        self._last_key = 0
+        self._server: ServerPort | None = None
+        self._limits: dict[NoticeKind, RateLimit] = {kind: RateLimit(1.0, 5.0) for kind in NoticeKind}
+        self._ticking = False
+        self._pumping = False
+        self._listeners: list[Listener] = []
+        self._servers: list[asyncio.AbstractServer] = []
+        self._admin: AdminServer | None = None
+        self._over: asyncio.Future[int] = self._loop.create_future()
+        self._hurry = asyncio.Event()
+        self._stopping = False
+        self.hangups = HangupWatch(self._loop)
+        self._guard = Guard.start()
+        self._supervisor = Supervisor(
+            settings,
+            self,
+            guard=self._guard,
+            hangups=self.hangups,
+            relay=StderrRelay(writer),
+            descriptor_limit=descriptor_limit,
+        )
+
+    # --- Life
+
+    async def run(self) -> int:
+        """Serve until told to stop; return the exit code.
+
+        Raises:
+            ConfigError, ListenError: a listener cannot be opened; nothing is left behind.
+        """
+        self._watch_signals()
+        try:
+            await self._open()
+            self._supervisor.start()
+            code = await self._over
+            await self._drain(code)
+        finally:
+            await self._shut()
+        return code
+
+    async def _open(self) -> None:
+        settings = self._settings
+        # All of them first: a bridge that cannot be reached must not start a server.
+        for address in settings.listen:
+            self._listeners += open_listener(address, mode=settings.socket_mode, insecure=settings.insecure)
+        if settings.admin is not None:
+            from bridge.admin import start_admin
+
+            self._admin = await start_admin(settings.admin, self.health, insecure=settings.insecure)
+        for listener in self._listeners:
+            self._servers.append(await self._serve(listener))
+        for listener in self._listeners:
+            _log.info("listening on %s", listener.address)
+        if self._admin is not None:
+            for address in self._admin.addresses:
+                _log.info("health at %s", address)
+        if any(listener.address.kind == "unix" for listener in self._listeners):
+            self._loop.call_later(PATH_CHECK, self._check_paths)
+
+    async def _serve(self, listener: Listener) -> asyncio.AbstractServer:
+        def accept() -> ClientConnection:
+            return ClientConnection(self, listener, self._settings.client_buffer)
+
+        if listener.address.kind == "tcp":
+            return await self._loop.create_server(accept, sock=listener.sock, backlog=4096)
+        # The path is the listener's to remove: it knows whether it is still ours.
+        options: dict[str, Any] = {"cleanup_socket": False} if _CLEANS_UP else {}
+        return await self._loop.create_unix_server(accept, sock=listener.sock, backlog=4096, **options)
+
+    def _watch_signals(self) -> None:
+        self._loop.add_signal_handler(signal.SIGTERM, self._asked_to_stop, "SIGTERM")
+        self._loop.add_signal_handler(signal.SIGINT, self._asked_to_stop, "SIGINT")
+        self._loop.add_signal_handler(signal.SIGQUIT, self._asked_to_quit)
+        self._loop.add_signal_handler(
+            signal.SIGHUP, _log.warning, "SIGHUP is ignored: this version cannot replace the server"
+        )
+
+    def _asked_to_stop(self, name: str) -> None:
+        if self._over.done():
+            self._hurry.set()
+            return
+        _log.info("%s: stopping", name)
+        self._over.set_result(0)
+
+    def _asked_to_quit(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            faulthandler.dump_traceback(file=2)
+        self._hurry.set()
+        if not self._over.done():
+            _log.info("SIGQUIT: stopping at once")
+            self._over.set_result(1)
+
+    async def _drain(self, code: int) -> None:
+        """Let what is at the server finish, if there is a server and nobody is in a hurry."""
+        self._stop_accepting()
+        self._deliver(self._router.drain(self._clock()))
+        deadline = self._clock() + self._settings.drain
+        while code == 0 and self._router.in_flight and self._clock() < deadline and not self._hurry.is_set():
+            await self._hurry_or(0.01)
+        self._deliver(self._router.stop(self._clock()))
+
+    async def _hurry_or(self, seconds: float) -> None:
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._hurry.wait(), seconds)
+
+    def _stop_accepting(self) -> None:
+        self._stopping = True
+        for listener in self._listeners:
+            listener.close()
+        for server in self._servers:
+            server.close()
+
+    async def _shut(self) -> None:
+        self._stop_accepting()
+        await self._supervisor.stop(self._settings.stop_grace)
+        deadline = self._clock() + CLOSE_WAIT
+        while self._connections and self._clock() < deadline and not self._hurry.is_set():
+            await self._hurry_or(0.01)
+        for connection in list(self._connections.values()):
+            connection.abort()
+        if self._admin is not None:
+            await self._admin.close()
+        if self._guard is not None:
+            self._guard.close()
+        self.hangups.close()
+
+    def health(self) -> Health:
+        """Whether clients are served, and how the server stands."""
+        from bridge.admin import Health
+
+        state = "stopping" if self._stopping else self._supervisor.state
+        # A server that ended in order is started for the first request; one that nobody
+        # has needed yet is spoken to then.
+        waits_for_need = state == "idle" or (
+            self._settings.era == "auto" and self._server is not None and not self._router.waiting
+        )
+        return Health(ready=not self._stopping and (self._router.ready or waits_for_need), state=state)
+
+    # --- From the clients
+
+    def client_connected(self, connection: ClientConnection) -> Key | None:
+        if self._stopping or len(self._connections) >= self._settings.max_clients:
+            reason = "the bridge is shutting down" if self._stopping else "too many clients: try again later"
+            connection.send(bytes(error_line(UNSET, OVERLOADED, reason, "too_many_clients")) + b"\n")
+            connection.close()
+            return None
+        key = self._new_key()
+        self._ports[key] = self._connections[key] = connection
+        self._router.client_opened(key, strict=connection.strict)
+        return key
+
+    def client_data(self, key: Key, data: bytes) -> None:
+        self._deliver(self._router.client_data(key, data, self._clock()))
+
+    def client_eof(self, key: Key) -> None:
+        self._deliver(self._router.client_eof(key, self._clock()))
+
+    def client_gone(self, key: Key) -> None:
+        self._deliver(self._router.client_closed(key, self._clock()))
+
+    def client_lost(self, connection: ClientConnection) -> None:
+        key = connection.key
+        if key is not None:
+            self._ports.pop(key, None)
+            self._connections.pop(key, None)
+            self._congested.pop(key, None)
+            self.client_gone(key)
+
+    def client_congested(self, connection: ClientConnection) -> None:
+        if connection.key is not None:
+            self._congested[connection.key] = connection
+            self._tick_soon()
+
+    # --- From the server
+
+    def server_started(self, child: Child) -> None:
+        key = self._new_key()
+        self._server = ServerPort(key, child)
+        self._ports[key] = self._server
+        self._deliver(self._router.server_opened(key, self._clock()))
+
+    def server_data(self, child: Child, data: bytes) -> None:
+        server = self._server
+        if server is not None and server.child is child:
+            self._deliver(self._router.server_data(server.key, data, self._clock()))
+            if not server.spoke and self._router.spoke:
+                server.spoke = True
+                self._supervisor.spoke()
+
+    def server_blocked(self, child: Child) -> None:
+        server = self._server
+        if server is not None and server.child is child:
+            self._router.server_blocked(server.key)
+
+    def server_writable(self, child: Child) -> None:
+        server = self._server
+        if server is not None and server.child is child:
+            self._pump()
+
+    def server_ended(self, child: Child) -> None:
+        server = self._server
+        if server is not None and server.child is child:
+            self._deliver(self._router.server_closed(server.key, self._clock()))
+            del self._ports[server.key]
+            self._server = None
+
+    def server_needed(self) -> bool:
+        return self._router.waiting
+
+    def server_given_up(self, exit_code: int, reason: str) -> None:
+        _log.error("%s", reason)
+        if not self._over.done():
+            self._over.set_result(exit_code)
+
+    # --- To both
+
+    def _new_key(self) -> Key:
+        self._last_key += 1
+        return Key(self._last_key)
+
+    def _deliver(self, outputs: list[Output]) -> None:
+        """Write what the core returned, in its order."""
+        ports = self._ports
+        for key, payload in outputs:
+            port = ports.get(key)
+            if port is None:
+                continue
+            if type(payload) is bytes:
+                if payload:
+                    port.send(payload)
+                else:
+                    port.close()
+            else:
+                port.control(payload)  # type: ignore[arg-type]  # what is left of the union
+        if self._router.has_notices:
+            self._tell()
+        if not self._ticking and self._router.needs_tick:
+            self._tick_soon()
+
+    def _pump(self) -> None:
+        """Move what waits into the server's stdin, as far as it takes it."""
+        if self._pumping:
+            return  # the loop below goes on with it
+        self._pumping = True
+        try:
+            more = True
+            while more and self._server is not None:
+                room = STDIN_HIGH - self._server.child.unsent
+                if room <= 0:
+                    break
+                outputs, more = self._router.server_writable(self._server.key, room, self._clock())
+                self._deliver(outputs)
+        finally:
+            self._pumping = False
+
+    def _tell(self) -> None:
+        """Log what the core noticed, and do what it asks for."""
+        now = self._clock()
+        for notice in self._router.take_notices():
+            if notice.kind is NoticeKind.NEED_CHILD:
+                self._supervisor.start()
+            elif notice.kind is NoticeKind.READY:
+                _log.info("the server is ready")
+                self._pump()
+            else:
+                limit = self._limits[notice.kind]
+                dropped = limit.dropped
+                if limit.allow(now):
+                    more = f" (and {dropped} more of this kind)" if dropped else ""
+                    _log.log(
+                        LEVELS[notice.kind],
+                        "%s%s: %s",
+                        notice.kind.value,
+                        more,
+                        printable(notice.detail),
+                        extra={"key": notice.key},
+                    )
+
+    # --- Time
+
+    def _tick_soon(self) -> None:
+        if not self._ticking:
+            self._ticking = True
+            self._loop.call_later(TICK, self._tick)
+
+    def _tick(self) -> None:
+        self._ticking = False
+        self._deliver(self._router.tick(self._clock()))
+        self._enforce()
+        if self._congested:
+            self._tick_soon()
+
+    def _enforce(self) -> None:
+        """Keep all buffers together within bounds: the client that holds most is cut."""
+        for key in [key for key, connection in self._congested.items() if not connection.congested]:
+            del self._congested[key]
+        limit = self._settings.max_buffered
+        while True:
+            held = {key: c.unread + self._router.buffered(key) for key, c in self._connections.items()}
+            server = self._server.child.unsent if self._server is not None else 0
+            total = sum(held.values()) + server
+            if total <= limit or not held:
+                return
+            key = max(held, key=held.__getitem__)
+            if not held[key]:
+                return
+            _log.warning("client %d was cut: of %d bytes in all buffers it had %d", key, total, held[key])
+            self._connections.pop(key).abort()
+
+    def _check_paths(self) -> None:
+        if self._stopping:
+            return
+        for listener in self._listeners:
+            if not listener.in_place():
+                _log.warning(
+                    "%s was deleted or replaced: nobody can connect there; restart the bridge",
+                    listener.address,
+                )
+        self._loop.call_later(PATH_CHECK, self._check_paths)
+
+
+_CLEANS_UP: Final = hasattr(os, "process_cpu_count")
+"""From Python 3.13 on (which has that function too) a Unix server removes its path unless told not to."""

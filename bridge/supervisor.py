@@ -1,0 +1,217 @@
+"""Carries out what `core/restart.py` decides: starts the server, starts it again, stops it.
+
+Owns the child process and the time of the next start. Never looks into what the
+server says: `hub.py` does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from typing import Final, Protocol
+
+from bridge.child import Child, spawn
+from bridge.config import Settings
+from bridge.core.restart import Action, Decision, RestartPolicy
+from bridge.errors import SpawnError
+from bridge.guard import Guard
+from bridge.hangup import HangupWatch
+from bridge.logs import StderrRelay, printable
+from bridge.tuning import restore_descriptor_limit
+
+_log = logging.getLogger("bridge.server")
+
+TAIL_LINES: Final = 20
+"""How many of the server's last stderr lines are shown when it is given up."""
+
+
+class ServerOwner(Protocol):
+    """Who is told what happens to the server; always from the event loop."""
+
+    def server_started(self, child: Child) -> None:
+        """A process runs; the one before has ended."""
+
+    def server_data(self, child: Child, data: bytes) -> None:
+        """It wrote bytes to stdout, cut anywhere."""
+
+    def server_blocked(self, child: Child) -> None:
+        """Its stdin is full; may come from within `Child.write`."""
+
+    def server_writable(self, child: Child) -> None:
+        """Its stdin takes more."""
+
+    def server_ended(self, child: Child) -> None:
+        """It is gone, and all it wrote was given to `server_data`."""
+
+    def server_needed(self) -> bool:
+        """Whether anybody waits for it."""
+
+    def server_given_up(self, exit_code: int, reason: str) -> None:
+        """There will be no server any more: the bridge ends."""
+
+
+class Supervisor:
+    """Keeps one server process running while somebody may need it.
+
+    Args:
+        descriptor_limit: what the server is started with; see `tuning.raise_descriptor_limit`.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        owner: ServerOwner,
+        *,
+        guard: Guard | None,
+        hangups: HangupWatch,
+        relay: StderrRelay,
+        descriptor_limit: tuple[int, int] | None = None,
+    ) -> None:
+        self._settings = settings
+        self._owner = owner
+        self._guard = guard
+        self._hangups = hangups
+        self._relay = relay
+        self._descriptor_limit = descriptor_limit
+        self._loop = asyncio.get_running_loop()
+        self._policy = RestartPolicy(max_restarts=settings.max_restarts, mode=settings.restart)
+        self._spawning: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._stopping = False
+        self._ever_started = False
+        self._last_end = ""
+        self.child: Child | None = None
+
+    @property
+    def state(self) -> str:
+        """How the server stands, in a word."""
+        return self._policy.state.value
+
+    def start(self) -> None:
+        """Start the server, if it neither runs nor is about to: at first, and when somebody needs it."""
+        self._follow(self._policy.needed(self._loop.time()))
+
+    def spoke(self) -> None:
+        """A valid message has come from the server."""
+        self._policy.spoke(self._loop.time())
+
+    async def stop(self, grace: float) -> None:
+        """Start it no more, and end it if it runs; see `Child.stop`."""
+        self._stopping = True
+        self._policy.stopping()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._spawning is not None:
+            # The spawn is awaited, not cancelled: what it started must be ended in order.
+            await asyncio.wait([self._spawning])
+        if self.child is not None:
+            await self.child.stop(grace)
+
+    # --- From the child
+
+    def child_data(self, child: Child, data: bytes) -> None:
+        try:
+            self._owner.server_data(child, data)
+        except Exception:
+            # What was on its way to the clients is lost; with the child's end each of them is told.
+            _log.exception("the server is replaced: a fault of the bridge")
+            child.kill()
+
+    def child_blocked(self, child: Child) -> None:
+        self._owner.server_blocked(child)
+
+    def child_writable(self, child: Child) -> None:
+        self._owner.server_writable(child)
+
+    def child_ended(self, child: Child) -> None:
+        self.child = None
+        self._relay.flush()
+        self._last_end = child.describe_status()
+        if not self._stopping:
+            level = logging.INFO if child.status == 0 else logging.WARNING
+            _log.log(level, "the server (pid %d) ended: %s", child.pid, self._last_end)
+        self._owner.server_ended(child)
+        decision = self._policy.ended(
+            self._loop.time(),
+            random.uniform(-1, 1),
+            status=0 if child.status is None else child.status,
+            waiting=self._owner.server_needed(),
+        )
+        self._follow(decision, child)
+
+    # --- Inside
+
+    def _follow(self, decision: Decision, ended: Child | None = None) -> None:
+        if decision.action is Action.START:
+            self._spawning = self._loop.create_task(self._spawn())
+        elif decision.action is Action.WAIT:
+            assert decision.at is not None
+            _log.info("the server is started again in %.1f s", max(0.0, decision.at - self._loop.time()))
+            self._set_timer(decision.at)
+        elif decision.action is Action.IDLE:
+            _log.info("the server is started again when somebody needs it")
+        elif decision.action is Action.GIVE_UP:
+            self._give_up(ended)
+
+    def _set_timer(self, at: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(at, self._due, at)
+
+    def _due(self, at: float) -> None:
+        now = self._loop.time()
+        if self._policy.due(now):
+            self._spawning = self._loop.create_task(self._spawn())
+        elif now < at:  # the loop's clock is coarser than the policy's
+            self._timer = self._loop.call_later(0.001, self._due, at)
+
+    async def _spawn(self) -> None:
+        settings = self._settings
+        try:
+            child = await spawn(
+                self,
+                settings.command,
+                env=settings.server_environment(),
+                cwd=settings.cwd,
+                guard=self._guard,
+                hangups=self._hangups,
+                relay=self._relay if settings.server_stderr == "relay" else None,
+                stderr=settings.server_stderr,
+            )
+        except SpawnError as error:
+            self._spawning = None
+            self._spawn_failed(error)
+            return
+        self._spawning = None
+        self._ever_started = True
+        if self._descriptor_limit is not None:
+            restore_descriptor_limit(child.pid, self._descriptor_limit)
+        self.child = child
+        self._policy.spawned(self._loop.time())
+        _log.info("the server runs (pid %d)", child.pid)
+        self._owner.server_started(child)
+
+    def _spawn_failed(self, error: SpawnError) -> None:
+        if not self._ever_started and not self._stopping:
+            # A wrong command is the operator's mistake, and waiting does not mend it.
+            self._policy.stopping()
+            self._owner.server_given_up(error.exit_code, str(error))
+            return
+        self._last_end = str(error)
+        _log.warning("the server could not be started: %s", printable(str(error)))
+        now = self._loop.time()
+        self._follow(self._policy.spawn_failed(now, random.uniform(-1, 1), self._owner.server_needed()))
+
+    def _give_up(self, ended: Child | None) -> None:
+        if self._settings.restart == "never":
+            reason = f"the server ended ({self._last_end}), and --restart never is set"
+        else:
+            reason = (
+                f"the server failed to start {self._policy.failed_starts} times in a row "
+                f"(last: {self._last_end}): run the command by hand to see why"
+            )
+        tail = ended.stderr_tail().splitlines()[-TAIL_LINES:] if ended is not None else []
+        if tail:
+            reason += "; its last lines:" + "".join("\n  | " + printable(line) for line in tail)
+        self._owner.server_given_up(1, reason)
