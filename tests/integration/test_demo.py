@@ -9,12 +9,13 @@ import re
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from bridge import demo
 from tests.servers.relay import FAULTS
-from tests.support.bridge import SERVERS
+from tests.support.bridge import SERVERS, run_command
 
 DEMO_SERVER = "import sys; from bridge.demo_server import main; sys.exit(main(sys.argv[1:]))"
 
@@ -96,6 +97,17 @@ def test_a_bridge_with_a_fault_does_not_pass(fault: str, shown: dict[str, tuple[
     assert re.search(rf"^WRONG .*{NOTICED[fault]}", text, re.MULTILINE), text
     assert re.search(r"^FAILED: ", text, re.MULTILINE)
     assert "OK:" not in text
+
+
+async def test_the_command_shows_that_nothing_crosses_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Contract section 1: `mcp-bridge demo`, run outside the checkout."""
+    with tempfile.TemporaryDirectory(prefix="d-") as directory:
+        completed = await run_command("demo", env={"TMPDIR": directory}, cwd=tmp_path, timeout=40)
+        left = os.listdir(directory)
+    assert completed.code == 0, completed
+    assert re.search(rb"^OK: 1[5-7] messages to A, 17 to B, nothing crossed$", completed.stdout, re.MULTILINE)
+    assert completed.stderr == ""
+    assert left == []
 
 
 def test_a_bridge_that_cannot_start_fails_at_once_and_its_log_is_shown() -> None:
