@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -124,9 +125,15 @@ _LONE_SURROGATE: Final = re.compile(
     rb"(?:(\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})|\\u([dD][89a-fA-F][0-9a-fA-F]{2}))"
 )
 
-_STRINGS: Final = re.compile(rb'"(?:[^"\\]|\\.)*"')
-_BRACKETS_ONLY: Final = bytes(set(range(256)) - set(b"[]{}"))
-_ONE_KIND: Final = bytes.maketrans(b"{}", b"[]")
+# A line of this length holds no `id` of over 1 KiB, and nesting of 128 levels at most.
+_SHORT: Final = 256
+
+# What of a line decides how deep it nests, and what each bracket adds to the depth.
+_BESIDE: Final = bytes(set(range(256)) - set(b'[]{}"'))
+_QUOTED: Final = re.compile(rb'"[^"]*+"')
+_SIGNS: Final = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
+# Looking into a line goes by pieces of this many bytes, so that it takes no memory to speak of.
+_PIECE: Final = 64 * 1024
 
 
 def decode_members(raw: Raw | bytes) -> Members | None:
@@ -148,8 +155,8 @@ def decode_meta(raw: Raw) -> Meta | None:
 def plain_integer(raw: Raw | bytes) -> int | None:
     """The value of a JSON number that is spelled as a non-negative plain integer, else None.
 
-    Only such a number can be an id or a token the bridge minted: `5.0`, `"5"` and
-    `05` name nothing.
+    Only such a number can be an id or a token the bridge minted: `5.0` and `"5"` name
+    nothing.
     """
     text = bytes(raw)
     return int(text) if text.isdigit() and len(text) <= 16 else None
@@ -180,12 +187,19 @@ def too_deep(block: Block, begin: int, end: int, limit: int) -> bool:
 
 
 def _deeper(line: Block, limit: int) -> bool:
-    brackets = _STRINGS.sub(b"", line).translate(_ONE_KIND, _BRACKETS_ONLY)
-    for _ in range(limit):  # each pass takes the innermost level everywhere
-        brackets = brackets.replace(b"[]", b"")
-        if not brackets:
-            return False
-    return True
+    # Without escapes every quotation mark begins or ends a string; `""` says nothing, wherever it stands.
+    bare = line.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _BESIDE).replace(b'""', b"")
+    depth = 0
+    open_quote = b""
+    for begin in range(0, len(bare), _PIECE):
+        piece = open_quote + bare[begin : begin + _PIECE]
+        open_quote = b'"' if piece.count(b'"') % 2 else b""
+        signs = _QUOTED.sub(b"", piece + open_quote).translate(_SIGNS)
+        depths = [*accumulate(memoryview(signs).cast("b"), initial=depth)]
+        if max(depths) > limit:
+            return True
+        depth = depths[-1]
+    return False
 
 
 class Codec:
@@ -200,12 +214,13 @@ class Codec:
     Raises nothing at bytes of any kind: bad input is a `Refusal`.
     """
 
-    __slots__ = ("_marker", "_max_depth", "_unmark")
+    __slots__ = ("_marker", "_max_depth", "_short", "_unmark")
 
     def __init__(self, salt: bytes, max_depth: int = 0) -> None:
         self._marker = b"~" + salt.hex().encode() + b":"
         self._unmark = re.compile(re.escape(self._marker) + rb"([0-9a-fA-F]{4});")
         self._max_depth = max_depth
+        self._short = min(_SHORT, 2 * max_depth) if max_depth else _SHORT
 
     def decode_block(self, block: Block) -> list[Message] | None:
         """Decode a block of plain lines at once; None if any line needs the careful path.
@@ -225,11 +240,12 @@ class Codec:
         find = block.find
         begin = 0
         max_depth = self._max_depth
+        short = self._short
         for message in messages:
             end = find(b"\n", begin)
             if end < 1 or block[begin] != 0x7B or block[end - 1] != 0x7D:
                 return None
-            if end - begin > 256:  # shorter lines hold neither 128 levels nor a long id
+            if end - begin > short:
                 if max_depth and too_deep(block, begin, end, max_depth):
                     return None
                 id = message.id
@@ -382,9 +398,9 @@ def _is_utf8(block: Block) -> bool:
 
 
 def _is_long(id: Id) -> bool:
-    # Escapes make a string's bytes more than its characters, and six times more at
+    # Escapes make a string's bytes more than its characters, and twelve times more at
     # most: what could be too long is measured by the careful path.
-    return len(id) > 160 if type(id) is str else type(id) is int and id.bit_length() > 512
+    return len(id) > 85 if type(id) is str else type(id) is int and id.bit_length() > 512
 
 
 def _text(raw: Raw) -> str | None:
@@ -408,8 +424,8 @@ def guess_id(head: bytes, tail: bytes) -> int | str | None:
 
     A wrong guess reaches nobody but the client that wrote the line.
     """
-    match = _HEAD_ID.match(head) or _TAIL_ID.search(tail)
-    if match is None:
+    match = _HEAD_ID.match(head.removeprefix(_BOM)) or _TAIL_ID.search(tail)
+    if match is None or len(match[1]) > MAX_ID_BYTES:
         return None
     try:
         return _decode_scalar(match[1])
@@ -417,9 +433,9 @@ def guess_id(head: bytes, tail: bytes) -> int | str | None:
         return None
 
 
-_TRUSTED_HEAD: Final = re.compile(rb'\{"jsonrpc":"2\.0","id":([0-9]{1,16}),"(?:result|error)":')
+_TRUSTED_HEAD: Final = re.compile(rb'\{"jsonrpc":"2\.0","id":([1-9][0-9]{0,15}),"(?:result|error)":')
 _TRUSTED_TAIL: Final = re.compile(
-    rb',(?:"jsonrpc":"2\.0","id":([0-9]{1,16})|"id":([0-9]{1,16}),"jsonrpc":"2\.0")\}\s*\Z'
+    rb',(?:"jsonrpc":"2\.0","id":([1-9][0-9]{0,15})|"id":([1-9][0-9]{0,15}),"jsonrpc":"2\.0")\}\s*\Z'
 )
 
 
@@ -429,26 +445,30 @@ def trusted_id(head: bytes, tail: bytes) -> int | None:
     Only these spellings prove an `id` to be the message's own and not a part of
     some text: `{"jsonrpc":"2.0","id":N,"result"` (or `"error"`) at the beginning, and
     `,"jsonrpc":"2.0","id":N}` (either order) at the end of a line that begins
-    `{"result":` or `{"error":`. If both fit they must agree.
+    `{"result":` or `{"error":`. If both ends name an id they must agree.
     """
+    head = head.removeprefix(_BOM)
     front = _TRUSTED_HEAD.match(head)
-    back = _TRUSTED_TAIL.search(tail) if head.startswith((b'{"result":', b'{"error":')) else None
-    ids = {int(front[1])} if front else set()
-    if back:
-        ids.add(int(back[1] or back[2]))
-    return ids.pop() if len(ids) == 1 else None
+    back = _TRUSTED_TAIL.search(tail)
+    last = int(back[1] or back[2]) if back else None
+    if front:
+        first = int(front[1])
+        return first if last is None or last == first else None
+    return last if head.startswith((b'{"result":', b'{"error":')) else None
 
 
 def salvage_id(line: Block) -> int | None:
-    """The upstream id of a response of the server that `decode_line` refused; None if none can be trusted."""
-    line = bytes(line)
-    if not _is_utf8(line):
-        # Bad UTF-8 moves no bracket, so a line with no other fault decodes once it is replaced.
-        members = decode_members(line.decode(errors="replace").encode())
-        if members is not None:
-            id = members.get("id")
-            return plain_integer(id) if id is not None and "method" not in members else None
-    return trusted_id(line[:HEAD_KEPT], line[-HEAD_KEPT:])
+    """The upstream id of a response of the server that `decode_line` refused; None if none can be trusted.
+
+    The `id` of a `Refusal` is none: it may be a request's of the server's own, or a guess.
+    """
+    # Bad UTF-8 moves no bracket: a line with no other fault decodes once it is replaced.
+    line = bytes(line).removeprefix(_BOM)
+    members = decode_members(line if _is_utf8(line) else line.decode(errors="replace").encode())
+    if members is None:
+        return trusted_id(line[:HEAD_KEPT], line[-HEAD_KEPT:])
+    id = members.get("id")
+    return plain_integer(id) if id is not None and "method" not in members else None
 
 
 def error_line(
