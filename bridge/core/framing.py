@@ -23,7 +23,8 @@ bytes: enough for an `id` of 1 KiB (the longest that is served) and its neighbou
 class OverlongStart(Struct, frozen=True):
     """A line has grown over the limit; what follows of it is skipped as it comes.
 
-    `head` is its first 4 KiB, so that an `id` in front can be answered at once.
+    `head` is its first 4 KiB, or as much as the limit if that is less, so that an
+    `id` in front can be answered at once.
     """
 
     head: bytes
@@ -49,10 +50,11 @@ class LineFramer:
     newline comes, not copied.
     """
 
-    __slots__ = ("_held", "_skipping", "_tail", "limit")
+    __slots__ = ("_head_kept", "_held", "_skipping", "_tail", "limit")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
+        self._head_kept = min(HEAD_KEPT, limit)
         self._held = bytearray()
         self._tail = b""
         self._skipping = False
@@ -112,7 +114,7 @@ class LineFramer:
                 if begin > good:
                     segments.append(block[good:begin])
                 line = block[begin:end]
-                segments.append(OverlongStart(bytes(line[:HEAD_KEPT])))
+                segments.append(OverlongStart(bytes(line[: self._head_kept])))
                 segments.append(OverlongEnd(bytes(line[-HEAD_KEPT:])))
                 good = end + 1
             begin = end + 1
@@ -122,7 +124,7 @@ class LineFramer:
     def _hold(self, data: bytes, segments: list[Segment]) -> None:
         self._held += data
         if len(self._held) > self.limit:
-            segments.append(OverlongStart(bytes(self._held[:HEAD_KEPT])))
+            segments.append(OverlongStart(bytes(self._held[: self._head_kept])))
             self._tail = bytes(self._held[-HEAD_KEPT:])
             self._held = bytearray()
             self._skipping = True
