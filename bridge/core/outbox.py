@@ -52,10 +52,10 @@ class Outbox:
         self._controls: list[Output] = []
 
     def put(self, lane: Lane, item: Message | Raw) -> None:
-        """Send a message, or a line that is ready (without its newline)."""
+        """Send a message, or a line that is ready (without its newline). Behind a close it is nobody's."""
+        if lane.closing:
+            return
         if not lane.out:
-            if lane.closing:
-                return
             self._touched.append(lane)
         if type(item) is OddMessage:
             lane.odd = True
