@@ -73,8 +73,7 @@ class Upstream:
             if decoded is None:
                 continue
             if type(decoded) is Refusal:
-                known = decoded.id if type(decoded.id) is int else salvage_id(line)
-                self._damaged(child, line, known, too_long=False)
+                self._damaged(child, line, salvage_id(line), too_long=False)
             else:
                 self.messages(child, [decoded])  # type: ignore[list-item]  # a Message
 
