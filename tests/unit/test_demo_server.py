@@ -122,15 +122,16 @@ def test_echo_returns_an_unpaired_surrogate_as_the_escape_it_came_as() -> None:
     assert response["result"]["content"][0]["text"] == "\ud83d"
 
 
-def test_slow_reports_progress_under_the_token_of_the_request_and_then_answers() -> None:
+@pytest.mark.parametrize("token", ["t", "7", 7, 0, ""])
+def test_slow_reports_progress_under_the_token_of_the_request_and_then_answers(token: str | int) -> None:
     """Spec 2026-07-28 basic/patterns/progress."""
     s = Scenario()
-    assert s.call(5, "slow", {"progressToken": "t"}, steps=3, delay_ms=100, label="mine") == []
+    assert s.call(5, "slow", {"progressToken": token}, steps=3, delay_ms=100, label="mine") == []
     first = s.after(0.11)
     assert [m["params"]["progress"] for m in first] == [1]
     *rest, response = s.after(0.3)
     assert [m["params"] for m in first + rest] == [
-        {"progressToken": "t", "progress": n, "total": 3, "message": "mine"} for n in (1, 2, 3)
+        {"progressToken": token, "progress": n, "total": 3, "message": "mine"} for n in (1, 2, 3)
     ]
     assert_valid(response, "CallToolResultResponse")
     assert response["id"] == 5
