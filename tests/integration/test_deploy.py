@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
 import sysconfig
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import pairwise
 from pathlib import Path
-from socketserver import BaseServer, UnixStreamServer
 from typing import Any
 
 import kubernetes_validate
 import pytest
 import yaml
+
+from bridge.address import parse_address
+from bridge.admin import Health, start_admin
 
 ROOT = Path(__file__).resolve().parents[2]
 PROBE = ROOT / "deploy" / "probe.py"
@@ -160,37 +160,6 @@ def test_the_admin_endpoint_is_where_the_probes_look(where: str) -> None:
     assert 'DEFAULT_ADDRESS = "unix:/run/mcp/admin.sock"' in PROBE.read_text()
 
 
-# The probe itself, against a server that answers as the admin endpoint does.
-
-
-class _Handler(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        status = {"/healthz": 200, "/readyz": 503}.get(self.path, 404)
-        body = json.dumps({"ready": False, "state": "backoff"}).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:  # the signature of the standard library
-        pass
-
-    def address_string(self) -> str:
-        return "client"  # a Unix peer has no address
-
-
-@contextmanager
-def served(server: BaseServer) -> Iterator[None]:
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield
-    finally:
-        server.shutdown()
-        thread.join(5)
-        server.server_close()
-
-
 def probe(*arguments: str) -> tuple[int, str]:
     command = [sys.executable, str(PROBE), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
@@ -199,17 +168,24 @@ def probe(*arguments: str) -> tuple[int, str]:
     return done.returncode, done.stdout.strip()
 
 
-def test_the_probe_tells_healthy_from_not_ready_over_a_unix_socket(tmp_path: Path) -> None:
-    path = str(tmp_path / "a.sock")
-    with served(UnixStreamServer(path, _Handler)):
-        assert probe("healthz", f"unix:{path}") == (0, 'healthz: 200 {"ready": false, "state": "backoff"}')
-        assert probe("readyz", f"unix:{path}") == (1, 'readyz: 503 {"ready": false, "state": "backoff"}')
-
-
-def test_the_probe_works_over_tcp() -> None:
-    server = HTTPServer(("127.0.0.1", 0), _Handler)
-    with served(server):
-        assert probe("healthz", f"tcp:127.0.0.1:{server.server_port}")[0] == 0
+@pytest.mark.parametrize("kind", ["unix", "tcp"])
+async def test_the_probe_tells_healthy_from_ready_at_the_admin_endpoint(kind: str, tmp_path: Path) -> None:
+    """Against the bridge's own endpoint, so that neither can change without the other."""
+    health = Health(ready=False, state="backoff")
+    wanted = f"unix:{tmp_path}/a.sock" if kind == "unix" else "tcp:127.0.0.1:0"
+    server = await start_admin(parse_address(wanted), lambda: health)
+    try:
+        [address] = map(str, server.addresses)
+        code, line = await asyncio.to_thread(probe, "healthz", address)
+        assert (code, line[:12]) == (0, "healthz: 200")
+        code, line = await asyncio.to_thread(probe, "readyz", address)
+        assert (code, line[:11]) == (1, "readyz: 503")
+        assert "backoff" in line
+        health = Health(ready=True, state="running")
+        code, line = await asyncio.to_thread(probe, "readyz", address)
+        assert (code, line[:11]) == (0, "readyz: 200")
+    finally:
+        await server.close()
 
 
 @pytest.mark.parametrize("address", ["unix:/nowhere/admin.sock", "tcp:127.0.0.1:1", "udp:x", "unix:"])
@@ -222,7 +198,9 @@ def test_the_probe_fails_with_one_line_where_nobody_answers(address: str) -> Non
 def test_the_probe_gives_up_on_a_bridge_that_does_not_answer(tmp_path: Path) -> None:
     """A probe that hung would pile up processes in the container."""
     path = str(tmp_path / "a.sock")
-    with UnixStreamServer(path, _Handler):  # accepts into its backlog, serves nobody
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()  # takes connections into its backlog and serves nobody
         code, line = probe("healthz", f"unix:{path}")
     assert code == 1
     assert "timed out" in line
