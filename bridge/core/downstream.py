@@ -13,7 +13,7 @@ from typing import Final
 from msgspec import UNSET, UnsetType
 
 from bridge.core import jsonrpc
-from bridge.core.era import DISCOVER, MODERN_VERSION, Event
+from bridge.core.era import DISCOVER, MODERN_VERSION, Event, Phase
 from bridge.core.framing import Block, OverlongEnd, OverlongStart
 from bridge.core.inflight import Child, Client, Entry, Kind, Logger, Queued, id_key
 from bridge.core.jsonrpc import (
@@ -227,11 +227,11 @@ class Downstream:
     def _request(self, client: Client, message: Message, id: Id, method: str, measured: bool) -> None:
         tables = self._tables
         meta = _meta_of(message)
-        if meta.version is UNSET and method != DISCOVER:
-            self._legacy_request(client, id, method)
-            return
         if tables.stopping:
             tables.refuse(client, id, jsonrpc.SHUTTING_DOWN, "the bridge is shutting down", "shutting_down")
+            return
+        if meta.version is UNSET and method != DISCOVER:
+            self._legacy_request(client, id, method)
             return
         if measured and self._is_too_large(message, meta):
             self._too_large(client, id)
@@ -269,8 +269,8 @@ class Downstream:
             id,
             jsonrpc.ERA_NOT_SERVED,
             f"this bridge serves the modern era of MCP ({MODERN_VERSION}, without a handshake), not the "
-            f"legacy era (`initialize`, 2025-11-25 and earlier): use a client that speaks {MODERN_VERSION}; its "
-            f'requests carry _meta["{PROTOCOL_VERSION}"]',
+            f"legacy era (`initialize`, 2025-11-25 and earlier): use a client that speaks {MODERN_VERSION}; "
+            f'its requests carry _meta["{PROTOCOL_VERSION}"]',
             "era_not_served",
             supported=supported,
         )
@@ -322,8 +322,9 @@ class Downstream:
             self._cancelled(client, message)
             return
         child = tables.child
-        if method in ENDS_AT_BRIDGE or tables.stopping or (child is None and not client.queue):
-            # It never starts a child.
+        silent = child is None or child.handshake.phase is Phase.FRESH
+        if method in ENDS_AT_BRIDGE or tables.stopping or (silent and not client.queue):
+            # It never starts a child, and shows no need of an era.
             tables.stats.dropped_notifications_up += 1
             return
         if measured and self._is_too_large(message):
@@ -358,7 +359,9 @@ class Downstream:
             return
         assert type(params) is dict
         rest = {name: value for name, value in params.items() if name != "requestId"}
+        before = client.queue.bytes
         found = client.queue.remove(id)
+        tables.queued_bytes -= before - client.queue.bytes
         found += self._subscriptions.client_cancelled(client, id, rest, tables.child)
         key = id_key(id)
         mine = [(number, entry) for number, entry in client.inflight.items() if id_key(entry.id) == key]  # type: ignore[arg-type]  # a client's entry has an id
@@ -367,7 +370,6 @@ class Downstream:
             tables.abandon(tables.child, number, entry, rest)
         if found or mine:
             self.feed(client)
-            self._after_queue(client)
         else:
             tables.stats.dropped_notifications_up += 1
 
@@ -385,7 +387,7 @@ class Downstream:
         line = tables.codec_down.render(message)
         if len(queue) >= limits.max_queued or queue.bytes + len(line) > limits.max_queued_bytes:
             return False
-        queue.push(Queued(line, id, tables.now))
+        queue.push(Queued(line, id, tables.now, message.method == LISTEN))
         tables.queued_bytes += len(line)
         tables.waiting.setdefault(client.key, client)
         child = tables.child
@@ -414,21 +416,30 @@ class Downstream:
             child.inflight[upstream_id] = Entry(Kind.OWN, None, None)
             self._tables.outbox.put(child, child.handshake.probe(upstream_id, self._tables.now))
 
-    def feed(self, client: Client, quantum: int | None = None) -> int:
-        """Move a client's waiting lines to the server as far as it may; return their bytes.
+    def feed(self, client: Client) -> None:
+        """A client's window has room again, or its queue is shorter: move what waits as far as it may."""
+        child = self._ready_child()
+        if child is not None and not child.blocked and not child.pumping:
+            # Its window was full, or nothing would wait: this moves no more than was freed.
+            self._move(client, child, self._tables.limits.max_queued_bytes)
+        self._after_queue(client)
+
+    def _move(self, client: Client, child: Child, quantum: int) -> int:
+        """Move a client's waiting lines to a child that takes them; return their bytes.
 
         Args:
-            quantum: bytes after which it is another client's turn; None for no end.
+            quantum: bytes after which it is another client's turn.
         """
         tables = self._tables
         queue = client.queue
         sent = 0
-        while queue and (quantum is None or sent < quantum):
-            child = self._ready_child()
-            if child is None or child.blocked:
-                break
+        while queue and sent < quantum:
             item = queue.head()
-            if item.id is not None and len(client.inflight) >= tables.limits.max_in_flight:
+            if (
+                item.id is not None
+                and not item.listen
+                and len(client.inflight) >= tables.limits.max_in_flight
+            ):
                 break
             queue.pop()
             tables.queued_bytes -= len(item.line)
@@ -458,32 +469,41 @@ class Downstream:
         """
         tables = self._tables
         waiting = tables.waiting
+        child = self._ready_child()
+        if child is None:
+            return False
         fruitless = 0
         while waiting and fruitless < len(waiting):
             if room <= 0:
+                child.pumping = True
                 return True
-            key, client = waiting.popitem(last=False)
-            sent = self.feed(client, tables.limits.turn_bytes)
+            client = next(iter(waiting.values()))
+            sent = self._move(client, child, tables.limits.turn_bytes)
             room -= sent
             fruitless = 0 if sent else fruitless + 1
             if client.queue:
-                waiting[key] = client
+                waiting.move_to_end(client.key)
             else:
-                tables.settle(client)
+                self._after_queue(client)
+        child.pumping = False
         return False
 
     def _after_queue(self, client: Client) -> None:
         """Take a client whose queue may have become empty out of the turns."""
         if not client.queue:
             self._tables.waiting.pop(client.key, None)
+            self._resume(client)
         self._tables.settle(client)
 
     def resume(self) -> None:
         """Stdin takes lines again: read the clients that were not read."""
         for client in self._tables.waiting.values():
-            if client.paused:
-                client.paused = False
-                self._tables.outbox.control(client, Control.RESUME)
+            self._resume(client)
+
+    def _resume(self, client: Client) -> None:
+        if client.paused:
+            client.paused = False
+            self._tables.outbox.control(client, Control.RESUME)
 
     def expire(self) -> None:
         """Answer what has waited too long while there is no server process."""
@@ -513,9 +533,20 @@ class Downstream:
         for item in client.queue.clear():
             if item.id is not None:
                 tables.refuse(client, item.id, code, message, reason)
-        tables.waiting.pop(client.key, None)
+        self._after_queue(client)
 
     # -- leaving ---------------------------------------------------------------
+
+    def end_listens(self, client: Client) -> None:
+        """A client has stopped sending: its listens end, those that wait too."""
+        tables = self._tables
+        for item in client.queue.take_listens():
+            tables.queued_bytes -= len(item.line)
+            self._subscriptions.finish(client, item.id)  # type: ignore[arg-type]  # a request has an id
+        for holder in list(client.holders.values()):
+            self._subscriptions.leave(holder, LEFT, tables.child)
+            self._subscriptions.finish(client, holder.id)
+        self._after_queue(client)
 
     def leave(self, client: Client) -> None:
         """Forget a client: cancel what it has at the server, end what it holds."""

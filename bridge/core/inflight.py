@@ -60,6 +60,8 @@ class Queued(Struct, gc=False):
     id: Id | None
     """None for a notification."""
     arrived_at: float
+    listen: bool = False
+    """A `subscriptions/listen`: it takes no place in the window."""
 
 
 class Queue:
@@ -75,6 +77,11 @@ class Queue:
 
     def __len__(self) -> int:
         return len(self._items)
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether it holds more than notifications, for which no child is started."""
+        return bool(self._by_id)
 
     def push(self, item: Queued) -> None:
         """Put a line at the end."""
@@ -102,6 +109,16 @@ class Queue:
         for number in numbers:
             self.bytes -= len(self._items.pop(number).line)
         return len(numbers)
+
+    def take_listens(self) -> list[Queued]:
+        """Take every `subscriptions/listen` out; return them in order."""
+        taken = [(number, item) for number, item in self._items.items() if item.listen]
+        for number, item in taken:
+            del self._items[number]
+            self.bytes -= len(item.line)
+            if item.id is not None:
+                self._forget(item.id, number)
+        return [item for _, item in taken]
 
     def _forget(self, id: Id, number: int) -> None:
         key = id_key(id)
@@ -174,6 +191,7 @@ class Child(Lane):
         "loggers",
         "opened_at",
         "overlong_head",
+        "pumping",
         "shares",
         "spoke",
     )
@@ -189,6 +207,8 @@ class Child(Lane):
         self.opened_at = now
         self.blocked = False
         """Its stdin takes no more for now."""
+        self.pumping = False
+        """Lines that waited are being moved in turns: nobody moves its own past the others."""
         self.asked = False
         """It has sent a request, and that was logged."""
         self.overlong_head = b""

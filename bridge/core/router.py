@@ -18,7 +18,7 @@ from bridge.core.inflight import Child, Client, Kind
 from bridge.core.outbox import Key, Output
 from bridge.core.stats import Stats
 from bridge.core.subscriptions import Subscriptions
-from bridge.core.tables import LEFT, Limits, Notice, Tables
+from bridge.core.tables import Limits, Notice, Tables
 from bridge.core.upstream import Upstream
 
 LINE_ROOM: Final = 1024
@@ -56,7 +56,9 @@ class Router:
     @property
     def waiting(self) -> bool:
         """Whether anybody waits for a server: a request, a listen, a subscription."""
-        return bool(self._tables.waiting) or len(self._subscriptions) > 0
+        return len(self._subscriptions) > 0 or any(
+            client.queue.has_requests for client in self._tables.waiting.values()
+        )
 
     @property
     def in_flight(self) -> int:
@@ -149,13 +151,9 @@ class Router:
             return []
         tables.now = now
         self._downstream.finish(client)
-        if not client.closing:
-            client.eof_at = now
-            tables.lingering[key] = client
-            for holder in list(client.holders.values()):
-                self._subscriptions.leave(holder, LEFT, tables.child)
-                self._subscriptions.finish(holder)
-            tables.settle(client)
+        client.eof_at = now
+        tables.lingering[key] = client
+        self._downstream.end_listens(client)
         return tables.outbox.flush()
 
     def client_closed(self, key: Key, now: float) -> list[Output]:
@@ -169,7 +167,6 @@ class Router:
             return []
         tables.now = now
         client.closing = True
-        client.out.clear()
         self._downstream.leave(client)
         return tables.outbox.flush()
 
@@ -236,9 +233,11 @@ class Router:
         if child is None or child.key != key:
             return []
         tables.now = now
+        # First of all nothing is written to it any more, whatever its last words set free.
+        tables.child = None
+        child.closing = True
         self._upstream.finish(child)
         tables.stats.children_closed += 1
-        tables.child = None
         if child.handshake.ready:
             tables.down_since = now
         for upstream_id, entry in list(child.inflight.items()):
@@ -254,8 +253,6 @@ class Router:
                 )
                 tables.settle(entry.client)
         child.inflight.clear()
-        child.closing = True
-        child.out.clear()
         self._subscriptions.child_closed(child)
         self._downstream.resume()
         return tables.outbox.flush()
@@ -314,27 +311,29 @@ class Router:
                     delivered=True,
                 )
                 self._downstream.feed(client)
-                tables.settle(client)
 
     # -- stopping ----------------------------------------------------------------
 
     def drain(self, now: float) -> list[Output]:
         """The bridge is to stop: what waits, and what still comes, is refused; subscriptions end."""
+        self._tables.now = now
+        self._drain()
+        return self._tables.outbox.flush()
+
+    def _drain(self) -> None:
         tables = self._tables
-        tables.now = now
         tables.stopping = True
         for client in list(tables.waiting.values()):
             self._downstream.refuse_waiting(
                 client, jsonrpc.SHUTTING_DOWN, "the bridge is shutting down", "shutting_down"
             )
-            tables.settle(client)
         self._subscriptions.shut_down(tables.child)
-        return tables.outbox.flush()
 
     def stop(self, now: float) -> list[Output]:
         """The time is up: what is at the server is given up, and every client is closed."""
         tables = self._tables
         tables.now = now
+        self._drain()
         child = tables.child
         if child is not None:
             for upstream_id, entry in list(child.inflight.items()):

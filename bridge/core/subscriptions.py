@@ -32,13 +32,17 @@ from bridge.core.jsonrpc import (
     OddMessage,
     decode_members,
     encoder,
+    is_token,
     notification_line,
     result_line,
 )
-from bridge.core.tables import LEFT, Tables
+from bridge.core.tables import Tables
 
 LISTEN: Final = "subscriptions/listen"
 ACKNOWLEDGED: Final = "notifications/subscriptions/acknowledged"
+
+ENDED: Final[Members] = {"reason": Raw(b'"the bridge has ended the subscription"')}
+"""Why a listen is cancelled that no client has given up."""
 
 MAX_OPENINGS: Final = 3
 """How many children in a row may end before they acknowledge a listen. A listen that
@@ -205,6 +209,13 @@ class Subscriptions:
             return
         codec = self._tables.codec_down
         token = None if meta.token is UNSET else codec.owned(message, meta.token)
+        if token is not None and not is_token(token):
+            members = decode_members(params["_meta"])
+            assert members is not None
+            del members[PROGRESS_TOKEN]
+            params["_meta"] = Raw(encoder.encode(members))
+            token = None
+            self._tables.stats.removed_tokens += 1
         key = None if type(message) is OddMessage else share_key(params, meta)
         share = None if key is None else self._shared.get(key)
         if share is not None:
@@ -256,8 +267,10 @@ class Subscriptions:
         """A child is gone: what it served waits for the next one."""
         for share in list(child.shares.values()):
             share.upstream_id = None
-            share.state = State.REOPENING if share.grant is not None else State.OPENING
-            share.openings += 1
+            if share.state is State.OPEN:
+                share.state = State.REOPENING
+            else:
+                share.openings += 1
             if share.openings >= MAX_OPENINGS:
                 for holder in self._drop(share):
                     self._tables.refuse(
@@ -296,9 +309,9 @@ class Subscriptions:
                 self._changed(holder)
             else:
                 self._end(holder)
-                self.finish(holder)
+                self.finish(holder.client, holder.id)
         if not share.holders:
-            self._close(child, share, LEFT)
+            self._close(child, share, ENDED)
 
     def _acknowledge(self, holder: Holder) -> None:
         """To a late joiner: from the grant alone."""
@@ -396,20 +409,20 @@ class Subscriptions:
         if not holder.share.holders:
             self._close(child, holder.share, rest)
 
-    def finish(self, holder: Holder) -> None:
-        """Send a holder the graceful response that ends its listen."""
+    def finish(self, client: Client, id: Id) -> None:
+        """Send a client the graceful response that ends a listen."""
         self._tables.stats.responses += 1
-        result = {"resultType": "complete", "_meta": {SUBSCRIPTION_ID: holder.id}}
-        self._tables.outbox.put(holder.client, result_line(holder.id, result))
-        self._tables.settle(holder.client)
+        result = {"resultType": "complete", "_meta": {SUBSCRIPTION_ID: id}}
+        self._tables.outbox.put(client, result_line(id, result))
+        self._tables.settle(client)
 
     def shut_down(self, child: Child | None) -> None:
         """The bridge stops: every listen ends with a graceful response."""
         for share in list(self._all.values()):
             for holder in list(share.holders.values()):
                 self._end(holder)
-                self.finish(holder)
-            self._close(child, share, LEFT)
+                self.finish(holder.client, holder.id)
+            self._close(child, share, ENDED)
 
     def _end(self, holder: Holder) -> None:
         del holder.share.holders[holder.number]
@@ -433,10 +446,9 @@ class Subscriptions:
         """End a share that nobody holds: out of the tables first, so that a newcomer opens a new one."""
         upstream_id = share.upstream_id
         self._drop(share, child)
-        if child is not None and upstream_id is not None:
-            entry = child.inflight.get(upstream_id)
-            if entry is not None:
-                self._tables.abandon(child, upstream_id, entry, rest)
+        if upstream_id is not None:
+            assert child is not None
+            self._tables.abandon(child, upstream_id, child.inflight[upstream_id], rest)
 
 
 class FanOut:

@@ -25,6 +25,9 @@ NOBODY: Final = Key(0)
 ABANDONED_LOGS_S: Final = 30.0
 """How long, in seconds, an abandoned request counts as a possible owner of a log notification."""
 
+LOGGERS_KEPT: Final = 4096
+"""So many requests that asked for logs are told apart; a client may give up any number in the 30 s."""
+
 CANCEL_MEMBERS_KEPT: Final = 4096
 """The longest `params`, in bytes, that a cancellation brings along while stdin is blocked."""
 
@@ -178,7 +181,10 @@ class Tables:
         if entry.client is not None:
             entry.client.inflight.pop(upstream_id, None)
         if entry.logs:
-            child.loggers[upstream_id] = Logger(None, self.now + ABANDONED_LOGS_S)
+            del child.loggers[upstream_id]
+            # Beyond the bound they are one, which no response can end before its time.
+            name = upstream_id if len(child.loggers) < LOGGERS_KEPT else 0
+            child.loggers[name] = Logger(None, self.now + ABANDONED_LOGS_S)
         self.cancel(child, upstream_id, rest)
 
     def cancel(self, child: Child, upstream_id: int, rest: Members) -> None:

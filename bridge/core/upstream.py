@@ -170,8 +170,6 @@ class Upstream:
         """A request of a client has ended: its next one may go, or it may."""
         if client.queue:
             self._downstream.feed(client)
-            if not client.queue:
-                self._tables.waiting.pop(client.key, None)
         if client.eof_at is not None:
             self._tables.settle(client)
 
@@ -185,6 +183,8 @@ class Upstream:
 
     def ready(self, child: Child) -> None:
         """A child may be sent clients' requests: first what they hold, then what waits."""
+        if child.closing:  # these were its last words
+            return
         self._tables.note(NoticeKind.READY, NOBODY)
         self._subscriptions.open_again(child)
 
