@@ -117,12 +117,8 @@ class HangupWatch:
                 self._epoll.unregister(fd)
             except OSError:
                 self._drop_ghost(fd, None)
-            try:
-                callback()
-            except Exception as error:
-                # One boundary for each callback: whoever else has left must still be noticed.
-                context = {"message": "unhandled exception in a hang-up callback", "exception": error}
-                self._loop.call_exception_handler(context)
+            # If it fails the loop reports that, and calls again for the others: they are still in the epoll.
+            callback()
 
     def _drop_ghost(self, fd: int, callback: Callable[[], None] | None) -> None:
         """Get rid of a registration whose descriptor was closed while a duplicate of it lives on.

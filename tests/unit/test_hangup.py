@@ -70,6 +70,7 @@ def test_a_full_close_is_reported_once_with_nobody_reading(run: Run) -> None:
             gone.set()
 
         watch.watch(ours.fileno(), callback)
+        epoll = watch._epoll
         theirs.sendall(b"x" * 1000)
         await turns()
         assert calls == []
@@ -77,6 +78,7 @@ def test_a_full_close_is_reported_once_with_nobody_reading(run: Run) -> None:
         await gone.wait()
         await turns()
         assert calls == [1]
+        assert watch._epoll is epoll  # it was unregistered, not taken for a ghost
         assert ours.recv(2000) == b"x" * 1000
         ours.close()
         watch.close()
