@@ -18,11 +18,21 @@ from typing import Final
 
 import msgspec
 from aiohttp import hdrs, web
+from aiohttp.http import HttpProcessingError
 
 from bridge.address import Address
 from bridge.listener import Listener, open_listener, peer_allowed
 
 _log = logging.getLogger(__name__)
+
+
+def _ours(record: logging.LogRecord) -> bool:
+    """False for the fault of a peer: aiohttp would log each bad request as an error, with a traceback."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+
+
+_http_log = logging.getLogger(f"{__name__}.http")
+_http_log.addFilter(_ours)
 
 # Watchers come one at a time; beyond this somebody is holding connections open.
 MAX_CONNECTIONS: Final = 64
@@ -57,7 +67,7 @@ class AdminServer:
         self._health = health
         self._web = web.Server(
             self._handle,
-            logger=_log,
+            logger=_http_log,
             access_log=None,
             keepalive_timeout=REQUEST_TIMEOUT_S,
             lingering_time=LINGER_S,
