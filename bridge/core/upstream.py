@@ -58,8 +58,12 @@ class Upstream:
     def finish(self, child: Child) -> None:
         """The child's stdout has ended: half a line is none, a whole one counts without its newline."""
         for segment in child.framer.finish():
-            if type(segment) is not OverlongEnd:
+            if type(segment) is OverlongEnd:
+                continue
+            if type(self._tables.codec_up.decode_line(segment[:-1])) is not Refusal:  # type: ignore[index]  # see `data`
                 self.block(child, segment)  # type: ignore[arg-type]  # what is left of the union
+            else:  # cut off, not damaged: its asker is told that the server has gone
+                self._tables.stats.noise += 1
 
     def block(self, child: Child, block: Block) -> None:
         """Take whole lines."""
