@@ -447,10 +447,17 @@ class Downstream:
             message = self._decoded(item)
             if item.id is None:
                 self._send_notification(child, message)
-            elif message.method == LISTEN:
-                self._subscriptions.listen(client, message, _meta_of(message), child)
+                continue
+            meta = _meta_of(message)
+            # Its upstream id may have grown by a digit since it came.
+            if len(item.line) > tables.limits.max_request - REWRITE_ROOM and self._is_too_large(
+                message, meta
+            ):
+                self._too_large(client, item.id)
+            elif item.listen:
+                self._subscriptions.listen(client, message, meta, child)
             else:
-                self._send(client, child, message, _meta_of(message))
+                self._send(client, child, message, meta)
         return sent
 
     def _decoded(self, item: Queued) -> Message:
