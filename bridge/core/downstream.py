@@ -387,7 +387,7 @@ class Downstream:
         line = tables.codec_down.render(message)
         if len(queue) >= limits.max_queued or queue.bytes + len(line) > limits.max_queued_bytes:
             return False
-        queue.push(Queued(line, id, tables.now, message.method == LISTEN))
+        queue.push(Queued(line, id, tables.now, id is not None and message.method == LISTEN))
         tables.queued_bytes += len(line)
         tables.waiting.setdefault(client.key, client)
         child = tables.child

@@ -116,8 +116,7 @@ class Queue:
         for number, item in taken:
             del self._items[number]
             self.bytes -= len(item.line)
-            if item.id is not None:
-                self._forget(item.id, number)
+            self._forget(item.id, number)  # type: ignore[arg-type]  # a listen is a request
         return [item for _, item in taken]
 
     def _forget(self, id: Id, number: int) -> None:

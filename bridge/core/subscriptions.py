@@ -362,13 +362,9 @@ class Subscriptions:
 
     def answered(self, child: Child, share: Share, message: Message) -> None:
         """The server's response to a listen: the subscription has ended, or is refused."""
-        whole = (message.result is UNSET) != (message.error is UNSET)
         members = None if message.result is UNSET else decode_members(message.result)
         meta = decode_members(members["_meta"]) if members and "_meta" in members else None
         for holder in self._drop(share, child):
-            if not whole:
-                self.refuse_broken(holder)
-                continue
             message.id = holder.id
             if members is not None and meta is not None and SUBSCRIPTION_ID in meta:
                 meta[SUBSCRIPTION_ID] = _raw(holder.id)
@@ -381,19 +377,15 @@ class Subscriptions:
     def broken(self, child: Child, share: Share) -> None:
         """The response to a listen could not be read: it ends all the same."""
         for holder in self._drop(share, child):
-            self.refuse_broken(holder)
-
-    def refuse_broken(self, holder: Holder) -> None:
-        """Tell a holder that the server's response was damaged."""
-        self._tables.refuse(
-            holder.client,
-            holder.id,
-            INVALID_RESPONSE,
-            "the server's response was not valid JSON-RPC",
-            "invalid_response",
-            delivered=True,
-        )
-        self._tables.settle(holder.client)
+            self._tables.refuse(
+                holder.client,
+                holder.id,
+                INVALID_RESPONSE,
+                "the server's response was not valid JSON-RPC",
+                "invalid_response",
+                delivered=True,
+            )
+            self._tables.settle(holder.client)
 
     def client_cancelled(self, client: Client, id: Id, rest: Members, child: Child | None) -> int:
         """A client ends its listens with this id; return how many it had."""

@@ -151,8 +151,11 @@ class Outcome:
                     items += map(parse, data.splitlines())
         return items
 
-    def expect(self, **wanted: Item | list[Item] | list[Json]) -> Outcome:
-        """Compare everything that was written. Bytes are compared as such, messages with their types."""
+    def expect(self, **wanted: Any) -> Outcome:
+        """Compare everything that was written: to each destination an `Item`, or a list of them.
+
+        Bytes are compared as such, messages with the types of what is in them.
+        """
         names = {name for name, _ in self.outputs} | wanted.keys()
         for name in sorted(names):
             want = wanted.get(name, [])

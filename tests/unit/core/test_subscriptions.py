@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.unit.core.scenario import (
@@ -27,7 +29,7 @@ from tests.unit.core.scenario import (
 TOOLS: Json = {"toolsListChanged": True}
 
 
-def opened(clients: str = "AB", **limits: object) -> Scenario:
+def opened(clients: str = "AB", **limits: Any) -> Scenario:
     """A scenario whose clients all hold one open subscription, id "L" and its client's letter."""
     s = Scenario(clients=clients, **limits)
     for name in clients:
