@@ -31,7 +31,6 @@ class Settings(Struct, frozen=True, kw_only=True):
     insecure: bool = False
     """TCP addresses that other machines can reach are allowed."""
     socket_mode: int = 0o600
-    era: Literal["auto", "modern"] = "auto"
     env: tuple[tuple[str, str], ...] = ()
     """Set for the server, beside what the bridge itself was given."""
     cwd: str | None = None

@@ -55,8 +55,8 @@ UNCHECKED: Final = 4 * 1024 * 1024
 """How much may be written to clients that do not read before all buffers are added up, in bytes."""
 
 LEVELS: Final = {
-    NoticeKind.NEED_CHILD: logging.DEBUG,
-    NoticeKind.READY: logging.INFO,
+    NoticeKind.ERA_REFUSED: logging.INFO,
+    NoticeKind.SHARED_SESSION: logging.INFO,
     NoticeKind.NOISE: logging.WARNING,
     NoticeKind.BAD_LINE: logging.WARNING,
     NoticeKind.CLIENT_CUT: logging.WARNING,
@@ -76,13 +76,14 @@ class Port(Protocol):
 class ServerPort:
     """The server's stdin."""
 
-    __slots__ = ("child", "key", "send", "spoke")
+    __slots__ = ("child", "key", "pumping", "send", "spoke")
 
     def __init__(self, key: Key, child: Child) -> None:
         self.key = key
         self.child = child
         self.send = child.write
         self.spoke = False
+        self.pumping = False
 
     def close(self) -> None:
         """The core never closes a server: the supervisor does."""
@@ -112,10 +113,10 @@ class Hub:
         self._congested: dict[Key, ClientConnection] = {}
         self._unchecked = 0
         self._last_key = 0
-        self._server: ServerPort | None = None
+        self._children: dict[int, ServerPort] = {}
+        self._ever_ready = False
         self._limits: dict[NoticeKind, RateLimit] = {kind: RateLimit(1.0, 5.0) for kind in NoticeKind}
         self._ticking = False
-        self._pumping = False
         self._listeners: list[Listener] = []
         self._servers: list[asyncio.AbstractServer] = []
         self._admin: AdminServer | None = None
@@ -124,14 +125,9 @@ class Hub:
         self._stopping = False
         self.hangups = HangupWatch(self._loop)
         self._guard = Guard.start()
-        self._supervisor = Supervisor(
-            settings,
-            self,
-            guard=self._guard,
-            hangups=self.hangups,
-            relay=StderrRelay(writer),
-            descriptor_limit=descriptor_limit,
-        )
+        self._relay = StderrRelay(writer)
+        self._descriptor_limit = descriptor_limit
+        self._supervisors: dict[int, Supervisor] = {}
 
     # --- Life
 
@@ -144,12 +140,27 @@ class Hub:
         self._watch_signals()
         try:
             await self._open()
-            self._supervisor.start()
+            self._supervisor(0).start()
             code = await self._over
             await self._drain(code)
         finally:
             await self._shut()
         return code
+
+    def _supervisor(self, seat: int) -> Supervisor:
+        """Of the server process in a seat: the first, or the further era's once it is needed."""
+        supervisor = self._supervisors.get(seat)
+        if supervisor is None:
+            supervisor = self._supervisors[seat] = Supervisor(
+                self._settings,
+                self,
+                seat,
+                guard=self._guard,
+                hangups=self.hangups,
+                relay=self._relay,
+                descriptor_limit=self._descriptor_limit,
+            )
+        return supervisor
 
     async def _open(self) -> None:
         settings = self._settings
@@ -225,7 +236,8 @@ class Hub:
 
     async def _shut(self) -> None:
         self._stop_accepting()
-        await self._supervisor.stop(self._settings.stop_grace)
+        grace = self._settings.stop_grace
+        await asyncio.gather(*(supervisor.stop(grace) for supervisor in self._supervisors.values()))
         deadline = self._clock() + CLOSE_WAIT
         while self._connections and self._clock() < deadline and not self._hurry.is_set():
             await self._hurry_or(0.01)
@@ -241,11 +253,11 @@ class Hub:
         """Whether clients are served, and how the server stands."""
         from bridge.admin import Health
 
-        state = "stopping" if self._stopping else self._supervisor.state
+        state = "stopping" if self._stopping else self._supervisor(0).state
         # A server that ended in order is started for the first request; one that nobody
         # has needed yet is spoken to then.
         waits_for_need = state == "idle" or (
-            self._settings.era == "auto" and self._server is not None and not self._router.waiting
+            self._settings.limits.era is None and 0 in self._children and not self._router.needed()
         )
         return Health(ready=not self._stopping and (self._router.ready or waits_for_need), state=state)
 
@@ -286,39 +298,42 @@ class Hub:
 
     # --- From the server
 
-    def server_started(self, child: Child) -> None:
-        key = self._new_key()
-        self._server = ServerPort(key, child)
-        self._ports[key] = self._server
-        self._deliver(self._router.server_opened(key, self._clock()))
+    def server_started(self, seat: int, child: Child) -> None:
+        port = self._children[seat] = ServerPort(self._new_key(), child)
+        self._ports[port.key] = port
+        self._deliver(self._router.server_opened(port.key, self._clock(), seat))
 
-    def server_data(self, child: Child, data: bytes) -> None:
-        server = self._server
-        if server is not None and server.child is child:
-            self._deliver(self._router.server_data(server.key, data, self._clock()))
-            if not server.spoke and self._router.spoke:
-                server.spoke = True
-                self._supervisor.spoke()
+    def server_data(self, seat: int, data: bytes) -> None:
+        port = self._children[seat]
+        self._deliver(self._router.server_data(port.key, data, self._clock()))
+        if not port.spoke and self._router.spoke(port.key):
+            port.spoke = True
+            self._supervisors[seat].spoke()
 
-    def server_blocked(self, child: Child) -> None:
-        server = self._server
-        if server is not None and server.child is child:
-            self._router.server_blocked(server.key)
+    def server_blocked(self, seat: int) -> None:
+        self._router.server_blocked(self._children[seat].key)
 
-    def server_writable(self, child: Child) -> None:
-        server = self._server
-        if server is not None and server.child is child:
-            self._pump()
+    def server_writable(self, seat: int) -> None:
+        self._pump(self._children[seat])
 
-    def server_ended(self, child: Child) -> None:
-        server = self._server
-        if server is not None and server.child is child:
-            self._deliver(self._router.server_closed(server.key, self._clock()))
-            del self._ports[server.key]
-            self._server = None
+    def server_ended(self, seat: int, child: Child) -> None:
+        port = self._children[seat]
+        exited = child.status is not None and child.status >= 0
+        self._deliver(self._router.server_closed(port.key, self._clock(), exited=exited))
+        del self._ports[port.key]
+        del self._children[seat]
 
-    def server_needed(self) -> bool:
-        return self._router.waiting
+    def server_needed(self, seat: int) -> bool:
+        return self._router.needed(seat)
+
+    def server_replaced(self, seat: int) -> bool:
+        return self._router.replaced(seat)
+
+    def server_is_sole(self, seat: int) -> bool:
+        return len(self._supervisors) == 1 or not self._ever_ready
+
+    def server_exhausted(self, seat: int) -> None:
+        self._deliver(self._router.server_exhausted(seat, self._clock()))
 
     def server_given_up(self, exit_code: int, reason: str) -> None:
         _log.error("%s", reason)
@@ -350,44 +365,43 @@ class Hub:
         if not self._ticking and self._router.needs_tick:
             self._tick_soon()
 
-    def _pump(self) -> None:
-        """Move what waits into the server's stdin, as far as it takes it."""
-        if self._pumping:
+    def _pump(self, port: ServerPort) -> None:
+        """Move what waits into a server's stdin, as far as it takes it."""
+        if port.pumping:
             return  # the loop below goes on with it
-        self._pumping = True
+        port.pumping = True
         try:
             more = True
-            while more and self._server is not None:
-                room = STDIN_HIGH - self._server.child.unsent
+            while more:
+                room = STDIN_HIGH - port.child.unsent
                 if room <= 0:
                     break
-                outputs, more = self._router.server_writable(self._server.key, room, self._clock())
+                outputs, more = self._router.server_writable(port.key, room, self._clock())
                 self._deliver(outputs)
         finally:
-            self._pumping = False
+            port.pumping = False
 
     def _tell(self) -> None:
         """Log what the core noticed, and do what it asks for."""
         now = self._clock()
         for notice in self._router.take_notices():
-            if notice.kind is NoticeKind.NEED_CHILD:
-                self._supervisor.start()
-            elif notice.kind is NoticeKind.READY:
-                _log.info("the server is ready")
-                self._pump()
+            kind, seat = notice.kind, notice.seat
+            if kind is NoticeKind.NEED_CHILD:
+                if not self._stopping:
+                    self._supervisor(seat).start()
+            elif kind is NoticeKind.READY:
+                self._ever_ready = True
+                _log.info("the server is ready, in the %s era", notice.detail.decode())
+                self._pump(self._children[seat])
+            elif kind is NoticeKind.REPLACE_CHILD or kind is NoticeKind.RETIRE_CHILD:
+                self._supervisors[seat].replace(retire=kind is NoticeKind.RETIRE_CHILD)
             else:
-                limit = self._limits[notice.kind]
+                limit = self._limits[kind]
                 dropped = limit.dropped
                 if limit.allow(now):
                     more = f" (and {dropped} more of this kind)" if dropped else ""
-                    _log.log(
-                        LEVELS[notice.kind],
-                        "%s%s: %s",
-                        notice.kind.value,
-                        more,
-                        printable(notice.detail),
-                        extra={"key": notice.key},
-                    )
+                    detail = printable(notice.detail)
+                    _log.log(LEVELS[kind], "%s%s: %s", kind.value, more, detail, extra={"key": notice.key})
 
     # --- Time
 
@@ -410,8 +424,7 @@ class Hub:
         limit = self._settings.max_buffered
         while True:
             held = {key: c.unread + self._router.buffered(key) for key, c in self._connections.items()}
-            server = self._server.child.unsent if self._server is not None else 0
-            total = sum(held.values()) + server
+            total = sum(held.values()) + sum(port.child.unsent for port in self._children.values())
             if total <= limit or not held:
                 return
             key = max(held, key=held.__getitem__)

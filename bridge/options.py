@@ -13,6 +13,7 @@ from typing import NoReturn
 from bridge import __version__
 from bridge.address import parse_address
 from bridge.config import MIB, Settings
+from bridge.core.era import Era
 from bridge.core.tables import Limits
 from bridge.errors import ConfigError
 
@@ -68,10 +69,11 @@ def parse(argv: list[str]) -> Settings:
         max_subscriptions=given.max_subscriptions,
         restart_wait=given.restart_wait,
         probe_timeout=given.probe_timeout,
+        start_timeout=given.start_timeout,
         linger=given.linger,
         request_timeout=given.request_timeout,
         broadcast_logs=given.ambiguous_logs == "broadcast",
-        probe_early=given.era != "auto",
+        era=None if given.era == "auto" else Era(given.era),
     )
     return Settings(
         listen=tuple(parse_address(text) for text in given.listen),
@@ -79,7 +81,6 @@ def parse(argv: list[str]) -> Settings:
         admin=parse_address(given.admin) if given.admin else None,
         insecure=given.insecure,
         socket_mode=given.socket_mode,
-        era=given.era,
         env=tuple(given.env),
         cwd=given.cwd,
         server_stderr=given.server_stderr,
@@ -163,10 +164,11 @@ def _parser() -> argparse.ArgumentParser:
     group = _Group(parser, "the server")
     group.choice(
         "--era",
-        "which era of MCP it is spoken to in. modern: 2026-07-28, and it is made ready at once; "
-        "auto: when the first client needs it (this version takes every server for a modern one)",
+        "the era of MCP it is spoken to in. auto: each that a client needs and it serves; modern "
+        "(2026-07-28) or legacy (2025-11-25 and earlier): that one alone, made ready at once",
         "auto",
         "modern",
+        "legacy",
     )
     group.several("--env", "NAME=VALUE", "set a variable for it; may be repeated", _variable)
     group.value("--cwd", "DIR", "its working directory", str, None, "the bridge's")
@@ -186,10 +188,18 @@ def _parser() -> argparse.ArgumentParser:
     group.value(
         "--probe-timeout",
         "SECONDS",
-        "time it has to answer the bridge's first question",
+        "after so long without an answer to the modern era's probe, legacy clients go ahead",
         _seconds,
         limits.probe_timeout,
         "10",
+    )
+    group.value(
+        "--start-timeout",
+        "SECONDS",
+        "a server that is silent so long after its start serves no era",
+        _seconds,
+        limits.start_timeout,
+        "120",
     )
 
     group = _Group(parser, "limits")

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 from bridge.child import Child, spawn
 from bridge.config import Settings
-from bridge.core.restart import Action, Decision, RestartPolicy
+from bridge.core.restart import Action, Decision, RestartPolicy, State
 from bridge.errors import SpawnError
 from bridge.guard import Guard
 from bridge.hangup import HangupWatch
@@ -29,23 +29,32 @@ TAIL_LINES: Final = 20
 class ServerOwner(Protocol):
     """Who is told what happens to the server; always from the event loop."""
 
-    def server_started(self, child: Child) -> None:
+    def server_started(self, seat: int, child: Child) -> None:
         """A process runs; the one before has ended."""
 
-    def server_data(self, child: Child, data: bytes) -> None:
+    def server_data(self, seat: int, data: bytes) -> None:
         """It wrote bytes to stdout, cut anywhere."""
 
-    def server_blocked(self, child: Child) -> None:
+    def server_blocked(self, seat: int) -> None:
         """Its stdin is full; may come from within `Child.write`."""
 
-    def server_writable(self, child: Child) -> None:
+    def server_writable(self, seat: int) -> None:
         """Its stdin takes more."""
 
-    def server_ended(self, child: Child) -> None:
+    def server_ended(self, seat: int, child: Child) -> None:
         """It is gone, and all it wrote was given to `server_data`."""
 
-    def server_needed(self) -> bool:
+    def server_needed(self, seat: int) -> bool:
         """Whether anybody waits for it."""
+
+    def server_replaced(self, seat: int) -> bool:
+        """Whether the bridge itself is the reason why the last process ended."""
+
+    def server_is_sole(self, seat: int) -> bool:
+        """Whether the bridge has no use without it."""
+
+    def server_exhausted(self, seat: int) -> None:
+        """It cannot be kept alive, and the bridge goes on without it for a while."""
 
     def server_given_up(self, exit_code: int, reason: str) -> None:
         """There will be no server any more: the bridge ends."""
@@ -55,6 +64,7 @@ class Supervisor:
     """Keeps one server process running while somebody may need it.
 
     Args:
+        seat: which of the bridge's server processes it is.
         descriptor_limit: what the server is started with; see `tuning.raise_descriptor_limit`.
     """
 
@@ -62,6 +72,7 @@ class Supervisor:
         self,
         settings: Settings,
         owner: ServerOwner,
+        seat: int,
         *,
         guard: Guard | None,
         hangups: HangupWatch,
@@ -70,6 +81,7 @@ class Supervisor:
     ) -> None:
         self._settings = settings
         self._owner = owner
+        self._seat = seat
         self._guard = guard
         self._hangups = hangups
         self._relay = relay
@@ -78,8 +90,11 @@ class Supervisor:
         self._policy = RestartPolicy(max_restarts=settings.max_restarts, mode=settings.restart)
         self._spawning: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at: float | None = None
         self._stopping = False
         self._ever_started = False
+        self._retiring = False
+        self._ending: asyncio.Task[None] | None = None
         self._last_end = ""
         self.child: Child | None = None
 
@@ -90,7 +105,16 @@ class Supervisor:
 
     def start(self) -> None:
         """Start the server, if it neither runs nor is about to: at first, and when somebody needs it."""
-        self._follow(self._policy.needed(self._loop.time()))
+        if self._policy.state is State.FATAL:
+            self._owner.server_exhausted(self._seat)
+        else:
+            self._follow(self._policy.needed(self._loop.time()))
+
+    def replace(self, *, retire: bool) -> None:
+        """Stop the process that runs. `retire`: start another only when somebody needs it, not at once."""
+        if self.child is not None:
+            self._retiring = retire
+            self._ending = self._loop.create_task(self.child.stop(self._settings.stop_grace))
 
     def spoke(self) -> None:
         """A valid message has come from the server."""
@@ -112,31 +136,37 @@ class Supervisor:
 
     def child_data(self, child: Child, data: bytes) -> None:
         try:
-            self._owner.server_data(child, data)
+            self._owner.server_data(self._seat, data)
         except Exception:
             # What was on its way to the clients is lost; with the child's end each of them is told.
             _log.exception("the server is replaced: a fault of the bridge")
             child.kill()
 
     def child_blocked(self, child: Child) -> None:
-        self._owner.server_blocked(child)
+        self._owner.server_blocked(self._seat)
 
     def child_writable(self, child: Child) -> None:
-        self._owner.server_writable(child)
+        self._owner.server_writable(self._seat)
 
     def child_ended(self, child: Child) -> None:
         self.child = None
         self._relay.flush()
         self._last_end = child.describe_status()
+        owner, seat = self._owner, self._seat
+        owner.server_ended(seat, child)
+        replaced = owner.server_replaced(seat)
+        retired, self._retiring = self._retiring, False
         if not self._stopping:
-            level = logging.INFO if child.status == 0 else logging.WARNING
+            level = logging.INFO if child.status == 0 or replaced else logging.WARNING
             _log.log(level, "the server (pid %d) ended: %s", child.pid, self._last_end)
-        self._owner.server_ended(child)
+        self._policy.sole = owner.server_is_sole(seat)
         decision = self._policy.ended(
             self._loop.time(),
             random.uniform(-1, 1),
             status=0 if child.status is None else child.status,
-            waiting=self._owner.server_needed(),
+            waiting=owner.server_needed(seat),
+            excused=replaced,
+            retired=retired,
         )
         self._follow(decision, child)
 
@@ -147,16 +177,22 @@ class Supervisor:
             self._spawning = self._loop.create_task(self._spawn())
         elif decision.action is Action.WAIT:
             assert decision.at is not None
-            _log.info("the server is started again in %.1f s", max(0.0, decision.at - self._loop.time()))
-            self._set_timer(decision.at)
+            if self._timer_at != decision.at:  # a need during the wait changes nothing
+                _log.info("the server is started again in %.1f s", max(0.0, decision.at - self._loop.time()))
+                self._set_timer(decision.at)
         elif decision.action is Action.IDLE:
-            _log.info("the server is started again when somebody needs it")
+            if self._policy.exhausted:
+                _log.warning("the server is given up for a while: %s", self._last_end)
+                self._owner.server_exhausted(self._seat)
+            else:
+                _log.info("the server is started again when somebody needs it")
         elif decision.action is Action.GIVE_UP:
             self._give_up(ended)
 
     def _set_timer(self, at: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        self._timer_at = at
         self._timer = self._loop.call_at(at, self._due, at)
 
     def _due(self, at: float) -> None:
@@ -190,10 +226,11 @@ class Supervisor:
         self.child = child
         self._policy.spawned(self._loop.time())
         _log.info("the server runs (pid %d)", child.pid)
-        self._owner.server_started(child)
+        self._owner.server_started(self._seat, child)
 
     def _spawn_failed(self, error: SpawnError) -> None:
-        if not self._ever_started and not self._stopping:
+        sole = self._policy.sole = self._owner.server_is_sole(self._seat)
+        if not self._ever_started and sole and not self._stopping:
             # A wrong command is the operator's mistake, and waiting does not mend it.
             self._policy.stopping()
             self._owner.server_given_up(error.exit_code, str(error))
@@ -201,9 +238,13 @@ class Supervisor:
         self._last_end = str(error)
         _log.warning("the server could not be started: %s", printable(str(error)))
         now = self._loop.time()
-        self._follow(self._policy.spawn_failed(now, random.uniform(-1, 1), self._owner.server_needed()))
+        needed = self._owner.server_needed(self._seat)
+        self._follow(self._policy.spawn_failed(now, random.uniform(-1, 1), needed))
 
     def _give_up(self, ended: Child | None) -> None:
+        if not self._policy.sole:
+            self._owner.server_exhausted(self._seat)
+            return
         if self._settings.restart == "never":
             reason = f"the server ended ({self._last_end}), and --restart never is set"
         else:

@@ -13,12 +13,11 @@ from typing import Final
 from msgspec import UNSET, UnsetType
 
 from bridge.core import jsonrpc
-from bridge.core.era import DISCOVER, MODERN_VERSION, Event, Phase
+from bridge.core.era import DISCOVER, INITIALIZE, Era
 from bridge.core.framing import Block, OverlongEnd, OverlongStart
-from bridge.core.inflight import Child, Client, Entry, Kind, Logger, Queued, id_key
+from bridge.core.inflight import Child, Client, Entry, Kind, Logger, Queue, Queued, Session, id_key
 from bridge.core.jsonrpc import (
     PROGRESS_TOKEN,
-    PROTOCOL_VERSION,
     Id,
     Message,
     Meta,
@@ -29,9 +28,11 @@ from bridge.core.jsonrpc import (
     guess_id,
     is_token,
 )
-from bridge.core.outbox import Control
+from bridge.core.legacy import OWN, PING, LegacySessions
+from bridge.core.seats import Seats
 from bridge.core.subscriptions import LISTEN, Subscriptions
-from bridge.core.tables import LEFT, NOBODY, NoticeKind, Tables
+from bridge.core.tables import LEFT, NoticeKind, Tables
+from bridge.core.waiting import Waiting
 
 CANCELLED: Final = "notifications/cancelled"
 
@@ -60,11 +61,21 @@ def _meta_of(message: Message) -> Meta:
 class Downstream:
     """Carries out what clients ask."""
 
-    __slots__ = ("_subscriptions", "_tables")
+    __slots__ = ("_legacy", "_seats", "_subscriptions", "_tables", "_waiting")
 
-    def __init__(self, tables: Tables, subscriptions: Subscriptions) -> None:
+    def __init__(
+        self,
+        tables: Tables,
+        subscriptions: Subscriptions,
+        waiting: Waiting,
+        seats: Seats,
+        legacy: LegacySessions,
+    ) -> None:
         self._tables = tables
         self._subscriptions = subscriptions
+        self._waiting = waiting
+        self._seats = seats
+        self._legacy = legacy
 
     # -- lines -----------------------------------------------------------------
 
@@ -167,24 +178,16 @@ class Downstream:
         """Take valid messages of one client, in order."""
         tables = self._tables
         client.bad_lines = 0
-        child = tables.child
-        straight = (
-            not measured
-            and child is not None
-            and not child.blocked
-            and child.handshake.ready
-            and not tables.stopping
-        )
+        modern = self._straight(Era.MODERN, measured)
+        legacy = self._straight(Era.LEGACY, measured)
         room = tables.limits.max_in_flight
         inflight = client.inflight
         for message in messages:
             method = message.method
             if (
-                not straight
-                or method is UNSET
+                method is UNSET
                 or message.id is UNSET
-                or method == LISTEN
-                or client.queue
+                or client.waiting
                 or len(inflight) >= room
                 or message.result is not UNSET
                 or message.error is not UNSET
@@ -197,10 +200,27 @@ class Downstream:
                 raw = params.get("_meta")
                 if raw is not None:
                     meta = decode_meta(raw)
-            if meta is None or meta.version is UNSET:
-                self._message(client, message, measured)
+            if meta is not None and meta.version is not UNSET:
+                if modern is not None and method != LISTEN:
+                    self._send(client, modern, message, meta)
+                    continue
+            elif (
+                legacy is not None
+                and client.session is not None
+                and client.session.open
+                and method not in OWN
+                and method != DISCOVER
+            ):
+                self._send(client, legacy, message, meta or _NO_META)
                 continue
-            self._send(client, child, message, meta)  # type: ignore[arg-type]  # not None: `straight`
+            self._message(client, message, measured)
+
+    def _straight(self, era: Era, measured: bool) -> Child | None:
+        """The child that an era's requests may be written to without a second look, if there is one."""
+        child = self._tables.served.get(era)
+        if child is None or child.blocked or measured or self._tables.stopping:
+            return None
+        return child
 
     def _message(self, client: Client, message: Message, measured: bool) -> None:
         """One valid message, whatever it is."""
@@ -230,26 +250,32 @@ class Downstream:
         if tables.stopping:
             tables.refuse(client, id, jsonrpc.SHUTTING_DOWN, "the bridge is shutting down", "shutting_down")
             return
-        if meta.version is UNSET and method != DISCOVER:
-            self._legacy_request(client, id, method)
+        modern = meta.version is not UNSET or method == DISCOVER
+        era = Era.MODERN if modern else Era.LEGACY
+        refusal = None if not modern and method == PING else self._seats.refusal(era)
+        if refusal is not None:
+            self._seats.refuse(client, id, method, era, refusal)
+            return
+        if not modern and self._legacy.answers(client, message, id, method):
             return
         if measured and self._is_too_large(message, meta):
             self._too_large(client, id)
             return
-        child = self._ready_child()
-        if child is not None and not client.queue and not child.blocked:
-            if method == LISTEN:
+        listen = modern and method == LISTEN
+        opens = not modern and method == INITIALIZE
+        child = tables.served.get(era)
+        if child is not None and era not in client.waiting and not child.blocked:
+            if listen:
                 self._subscriptions.listen(client, message, meta, child)
                 return
             if len(client.inflight) < tables.limits.max_in_flight:
                 self._send(client, child, message, meta)
                 return
-        if method == LISTEN and not self._subscriptions.has_room(client):
+        if listen and not self._subscriptions.has_room(client):
             self._subscriptions.refuse_full(client, id)
             return
-        if self._queue(client, message, id):
-            self._need()
-        else:
+        line = tables.codec_down.render(message)
+        if not self._waiting.push(client, era, Queued(line, id, tables.now, method, listen, opens)):
             tables.refuse(
                 client,
                 id,
@@ -257,23 +283,11 @@ class Downstream:
                 "too many requests of this client wait: send it again when some are answered",
                 "overloaded",
             )
-
-    def _legacy_request(self, client: Client, id: Id, method: str) -> None:
-        """A request of the legacy era, at a bridge that serves the modern one alone."""
-        if method == "ping":
-            self._tables.outbox.put(client, jsonrpc.result_line(id, {}))
             return
-        supported = self._tables.supported or [MODERN_VERSION]
-        self._tables.refuse(
-            client,
-            id,
-            jsonrpc.ERA_NOT_SERVED,
-            f"this bridge serves the modern era of MCP ({MODERN_VERSION}, without a handshake), not the "
-            f"legacy era (`initialize`, 2025-11-25 and earlier): use a client that speaks {MODERN_VERSION}; "
-            f'its requests carry _meta["{PROTOCOL_VERSION}"]',
-            "era_not_served",
-            supported=supported,
-        )
+        if opens and client.session is None:
+            client.session = Session()
+        if child is None:
+            self._seats.need(era)
 
     def _is_too_large(self, message: Message, meta: Meta = _NO_META) -> bool:
         """Whether a message would be too long once its id and its token are the bridge's."""
@@ -304,7 +318,7 @@ class Downstream:
                 token = None
                 tables.stats.removed_tokens += 1
             params["_meta"] = members  # type: ignore[assignment]  # encoded with its fellows
-        entry = Entry(Kind.REQUEST, client, message.id, token, tables.now)  # type: ignore[arg-type]  # a request has an id
+        entry = Entry(Kind.REQUEST, child, client, message.id, token, tables.now)  # type: ignore[arg-type]  # a request has an id
         client.inflight[upstream_id] = entry
         child.inflight[upstream_id] = entry
         if meta.log_level is not UNSET:
@@ -321,19 +335,24 @@ class Downstream:
         if method == CANCELLED:
             self._cancelled(client, message)
             return
-        child = tables.child
-        silent = child is None or child.handshake.phase is Phase.FRESH
-        if method in ENDS_AT_BRIDGE or tables.stopping or (silent and not client.queue):
-            # It never starts a child, and shows no need of an era.
+        if method in ENDS_AT_BRIDGE or tables.stopping:
+            self._legacy.notified(client, method)
+            tables.stats.dropped_notifications_up += 1
+            return
+        era = Era.LEGACY if client.session is not None and _meta_of(message).version is UNSET else Era.MODERN
+        child = tables.served.get(era)
+        if child is None and era not in client.waiting and not self._seats.approached(era):
+            # It starts no child, and shows no need of an era.
             tables.stats.dropped_notifications_up += 1
             return
         if measured and self._is_too_large(message):
             tables.stats.dropped_notifications_up += 1
             return
-        ready = self._ready_child()
-        if ready is not None and not client.queue and not ready.blocked:
-            self._send_notification(ready, message)
-        elif not self._queue(client, message, None):
+        if child is not None and era not in client.waiting and not child.blocked:
+            self._send_notification(child, message)
+            return
+        line = tables.codec_down.render(message)
+        if not self._waiting.push(client, era, Queued(line, None, tables.now)):
             tables.stats.dropped_notifications_up += 1
 
     def _send_notification(self, child: Child, message: Message) -> None:
@@ -359,94 +378,54 @@ class Downstream:
             return
         assert type(params) is dict
         rest = {name: value for name, value in params.items() if name != "requestId"}
-        before = client.queue.bytes
-        found = client.queue.remove(id)
-        tables.queued_bytes -= before - client.queue.bytes
-        found += self._subscriptions.client_cancelled(client, id, rest, tables.child)
+        found = self._waiting.remove(client, id)
+        found += self._subscriptions.client_cancelled(client, id, rest, tables.served.get(Era.MODERN))
         key = id_key(id)
         mine = [(number, entry) for number, entry in client.inflight.items() if id_key(entry.id) == key]  # type: ignore[arg-type]  # a client's entry has an id
         for number, entry in mine:
-            assert tables.child is not None
-            tables.abandon(tables.child, number, entry, rest)
+            tables.abandon(number, entry, rest)
         if found or mine:
             self.feed(client)
         else:
             tables.stats.dropped_notifications_up += 1
 
-    # -- waiting ---------------------------------------------------------------
-
-    def _ready_child(self) -> Child | None:
-        child = self._tables.child
-        return child if child is not None and child.handshake.ready else None
-
-    def _queue(self, client: Client, message: Message, id: Id | None) -> bool:
-        """Have a line wait; False if the client's queue is full."""
-        tables = self._tables
-        limits = tables.limits
-        queue = client.queue
-        line = tables.codec_down.render(message)
-        if len(queue) >= limits.max_queued or queue.bytes + len(line) > limits.max_queued_bytes:
-            return False
-        queue.push(Queued(line, id, tables.now, id is not None and message.method == LISTEN))
-        tables.queued_bytes += len(line)
-        tables.waiting.setdefault(client.key, client)
-        child = tables.child
-        if (
-            child is not None
-            and child.blocked
-            and not client.paused
-            and (queue.bytes > limits.paused_bytes or len(queue) > limits.paused_lines)
-        ):
-            client.paused = True
-            tables.outbox.control(client, Control.PAUSE)
-        return True
-
-    def _need(self) -> None:
-        """Somebody waits: have a child started, or its era settled."""
-        child = self._tables.child
-        if child is None:
-            self._tables.note(NoticeKind.NEED_CHILD, NOBODY)
-        else:
-            self.need(child)
-
-    def need(self, child: Child) -> None:
-        """Speak to a child for the first time, if nobody has."""
-        if child.handshake.happen(Event.NEED_MODERN):
-            upstream_id = self._tables.mint()
-            child.inflight[upstream_id] = Entry(Kind.OWN, None, None)
-            self._tables.outbox.put(child, child.handshake.probe(upstream_id, self._tables.now))
+    # -- turns -----------------------------------------------------------------
 
     def feed(self, client: Client) -> None:
         """A client's window has room again, or its queue is shorter: move what waits as far as it may."""
-        child = self._ready_child()
-        if child is not None and not child.blocked and not child.pumping:
-            # Its window was full, or nothing would wait: this moves no more than was freed.
-            self._move(client, child, self._tables.limits.max_queued_bytes)
-        self._after_queue(client)
+        for era, queue in list(client.waiting.items()):
+            child = self._tables.served.get(era)
+            if child is not None and not child.blocked and not child.pumping:
+                # Its window was full, or nothing would wait: this moves no more than was freed.
+                self._move(queue, child, self._tables.limits.max_queued_bytes)
+            self._waiting.after(queue)
+        self._tables.settle(client)
 
-    def _move(self, client: Client, child: Child, quantum: int) -> int:
+    def _move(self, queue: Queue, child: Child, quantum: int) -> int:
         """Move a client's waiting lines to a child that takes them; return their bytes.
 
         Args:
             quantum: bytes after which it is another client's turn.
         """
         tables = self._tables
-        queue = client.queue
+        client = queue.client
         sent = 0
         while queue and sent < quantum:
             item = queue.head()
             if (
                 item.id is not None
                 and not item.listen
+                and not item.opens
                 and len(client.inflight) >= tables.limits.max_in_flight
             ):
                 break
-            queue.pop()
-            tables.queued_bytes -= len(item.line)
+            self._waiting.pop(queue)
             sent += len(item.line)
             message = self._decoded(item)
             if item.id is None:
                 self._send_notification(child, message)
+                continue
+            if queue.era is Era.LEGACY and self._legacy.answers(client, message, item.id, item.method):
                 continue
             meta = _meta_of(message)
             # Its upstream id may have grown by a digit since it came.
@@ -465,8 +444,8 @@ class Downstream:
         assert isinstance(message, Message)
         return message
 
-    def pump(self, room: int) -> bool:
-        """Move waiting lines to the server, each client in its turn.
+    def pump(self, child: Child, room: int) -> bool:
+        """Move waiting lines to a child, each client in its turn.
 
         Args:
             room: bytes that may be moved, more or less.
@@ -475,97 +454,55 @@ class Downstream:
             Whether there is more that could be moved.
         """
         tables = self._tables
-        waiting = tables.waiting
-        child = self._ready_child()
-        if child is None:
+        era = child.handshake.era
+        if era is None or tables.served.get(era) is not child:
             return False
+        waiting = tables.waiting[era]
         fruitless = 0
         while waiting and fruitless < len(waiting):
             if room <= 0:
                 child.pumping = True
                 return True
-            client = next(iter(waiting.values()))
-            sent = self._move(client, child, tables.limits.turn_bytes)
+            queue = next(iter(waiting.values()))
+            sent = self._move(queue, child, tables.limits.turn_bytes)
             room -= sent
             fruitless = 0 if sent else fruitless + 1
-            if client.queue:
-                waiting.move_to_end(client.key)
+            if queue:
+                waiting.move_to_end(queue.client.key)
             else:
-                self._after_queue(client)
+                self._waiting.after(queue)
         child.pumping = False
         return False
-
-    def _after_queue(self, client: Client) -> None:
-        """Take a client whose queue may have become empty out of the turns."""
-        if not client.queue:
-            self._tables.waiting.pop(client.key, None)
-            self._resume(client)
-        self._tables.settle(client)
-
-    def resume(self) -> None:
-        """Stdin takes lines again: read the clients that were not read."""
-        for client in self._tables.waiting.values():
-            self._resume(client)
-
-    def _resume(self, client: Client) -> None:
-        if client.paused:
-            client.paused = False
-            self._tables.outbox.control(client, Control.RESUME)
-
-    def expire(self) -> None:
-        """Answer what has waited too long while there is no server process."""
-        tables = self._tables
-        oldest = tables.now - tables.limits.restart_wait
-        if tables.child is not None or tables.down_since > oldest:
-            return
-        for client in list(tables.waiting.values()):
-            queue = client.queue
-            while queue and queue.head().arrived_at <= oldest:
-                item = queue.pop()
-                tables.queued_bytes -= len(item.line)
-                if item.id is not None:
-                    tables.refuse(
-                        client,
-                        item.id,
-                        jsonrpc.SERVER_UNAVAILABLE,
-                        "the server is not running, and did not come back in time",
-                        "server_unavailable",
-                    )
-            self._after_queue(client)
-
-    def refuse_waiting(self, client: Client, code: int, message: str, reason: str) -> None:
-        """Answer everything that waits for one client with an error."""
-        tables = self._tables
-        tables.queued_bytes -= client.queue.bytes
-        for item in client.queue.clear():
-            if item.id is not None:
-                tables.refuse(client, item.id, code, message, reason)
-        self._after_queue(client)
 
     # -- leaving ---------------------------------------------------------------
 
     def end_listens(self, client: Client) -> None:
         """A client has stopped sending: its listens end, those that wait too."""
         tables = self._tables
-        for item in client.queue.take_listens():
-            tables.queued_bytes -= len(item.line)
+        for item in self._waiting.take_listens(client):
             self._subscriptions.finish(client, item.id)  # type: ignore[arg-type]  # a request has an id
         for holder in list(client.holders.values()):
-            self._subscriptions.leave(holder, LEFT, tables.child)
+            self._subscriptions.leave(holder, LEFT, tables.served.get(Era.MODERN))
             self._subscriptions.finish(client, holder.id)
-        self._after_queue(client)
+        tables.settle(client)
+
+    def end_sessions(self) -> None:
+        """The legacy server came back as another one: its clients must begin anew."""
+        tables = self._tables
+        tables.stale_sessions = False
+        for client in list(tables.sessions.values()):
+            tables.note(NoticeKind.CLIENT_CUT, client.key, b"the server came back with another session")
+            self.leave(client)
+            tables.outbox.close(client)
 
     def leave(self, client: Client) -> None:
-        """Forget a client: cancel what it has at the server, end what it holds."""
+        """Forget a client: cancel what it has at the servers, end what it holds."""
         tables = self._tables
         tables.clients.pop(client.key, None)
-        tables.waiting.pop(client.key, None)
+        tables.sessions.pop(client.key, None)
         tables.lingering.pop(client.key, None)
-        tables.queued_bytes -= client.queue.bytes
-        client.queue.clear()
-        child = tables.child
+        self._waiting.forget(client)
         for holder in list(client.holders.values()):
-            self._subscriptions.leave(holder, LEFT, child)
+            self._subscriptions.leave(holder, LEFT, tables.served.get(Era.MODERN))
         for upstream_id, entry in list(client.inflight.items()):
-            assert child is not None
-            tables.abandon(child, upstream_id, entry, LEFT)
+            tables.abandon(upstream_id, entry, LEFT)

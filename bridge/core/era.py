@@ -1,9 +1,10 @@
-"""Which era a client needs and a child speaks; the bridge's own first words to a child.
+"""Which era a child speaks: the bridge's own first words to it, as a table of states.
 
 Owns what one child was asked about its era and what it said. Never decides who
-receives a client's message.
+receives a client's message, nor which child a client is served by.
 
-Spec: 2026-07-28 basic/versioning; basic/transports, "stdio: Backward Compatibility".
+Spec: 2026-07-28 basic/versioning; basic/transports, "stdio: Backward Compatibility";
+2025-11-25 basic/lifecycle.
 """
 
 from __future__ import annotations
@@ -12,14 +13,30 @@ import enum
 from typing import Final
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import UNSET, Raw, Struct
 
-from bridge.core.jsonrpc import CLIENT_CAPABILITIES, CLIENT_INFO, PROTOCOL_VERSION, request_line
+from bridge.core.jsonrpc import (
+    CLIENT_CAPABILITIES,
+    CLIENT_INFO,
+    METHOD_NOT_FOUND,
+    PROTOCOL_VERSION,
+    Members,
+    Message,
+    decode_members,
+    request_line,
+)
 
 MODERN_VERSION: Final = "2026-07-28"
 """The newest modern revision this bridge was written against; it is what the probe names."""
 
+LEGACY_VERSIONS: Final = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
+"""The legacy revisions this bridge knows, oldest first. It asks servers for the last."""
+
 DISCOVER: Final = "server/discover"
+INITIALIZE: Final = "initialize"
+
+UNSUPPORTED_VERSION: Final = -32022
+"""The specification's UnsupportedProtocolVersion."""
 
 
 class Era(enum.Enum):
@@ -28,76 +45,150 @@ class Era(enum.Enum):
     MODERN = "modern"
     LEGACY = "legacy"
 
+    @property
+    def other(self) -> Era:
+        """The era that this one is not."""
+        return Era.LEGACY if self is Era.MODERN else Era.MODERN
+
 
 class Phase(enum.Enum):
     """How far a child has come."""
 
     FRESH = "nobody has spoken to it"
     PROBING = "the bridge's server/discover is on its way"
-    READY = "it is served"
+    LATE = "it has not answered the probe in time, and may yet"
+    SPURNED = "it refused the modern era, and nothing else was asked of it"
+    INITIALIZING = "the bridge's initialize is on its way"
+    MODERN = "it is served without a handshake"
+    LEGACY = "its session is open"
+    USELESS = "it refused both"
 
 
 class Event(enum.Enum):
     """What can happen to a child's handshake."""
 
     NEED_MODERN = "a client needs the modern era"
-    ANSWERED = "it answered the probe"
-    EXPIRED = "it did not answer the probe in time"
+    NEED_LEGACY = "a client needs the legacy era"
+    DISCOVERED = "it answered the probe as a modern server does"
+    SPURNED = "it answered the probe with a refusal"
+    PROBE_EXPIRED = "it did not answer the probe in time"
+    INITIALIZED = "it answered initialize"
+    REFUSED = "it refused initialize"
 
 
-# Nothing else changes a phase. An answer that comes after the time is up is no event
-# any more: the child is served by then.
+class Action(enum.Enum):
+    """What follows from an event for the rest of the bridge."""
+
+    PROBE = "write the probe"
+    INITIALIZE = "write initialize"
+    OPEN_MODERN = "serve modern clients with it"
+    OPEN_LEGACY = "serve legacy clients with it"
+    REFUSE_MODERN = "modern clients cannot be served"
+    REFUSE_LEGACY = "legacy clients cannot be served"
+    WAIT = "go on waiting, and let legacy clients go ahead"
+
+
+# What is missing changes nothing: a second answer, an answer to what was given up. A
+# DiscoverResult that comes while initialize is on its way is kept in mind (see
+# `Handshake.modern_spoken`): which of the two the child has settled on is known only from
+# its answer to the second.
 TRANSITIONS: Final = {
-    (Phase.FRESH, Event.NEED_MODERN): Phase.PROBING,
-    (Phase.PROBING, Event.ANSWERED): Phase.READY,
-    (Phase.PROBING, Event.EXPIRED): Phase.READY,
+    (Phase.FRESH, Event.NEED_MODERN): (Phase.PROBING, Action.PROBE),
+    (Phase.FRESH, Event.NEED_LEGACY): (Phase.INITIALIZING, Action.INITIALIZE),
+    (Phase.PROBING, Event.DISCOVERED): (Phase.MODERN, Action.OPEN_MODERN),
+    (Phase.PROBING, Event.SPURNED): (Phase.SPURNED, Action.REFUSE_MODERN),
+    (Phase.PROBING, Event.PROBE_EXPIRED): (Phase.LATE, Action.WAIT),
+    (Phase.LATE, Event.DISCOVERED): (Phase.MODERN, Action.OPEN_MODERN),
+    (Phase.LATE, Event.SPURNED): (Phase.SPURNED, Action.REFUSE_MODERN),
+    (Phase.LATE, Event.NEED_LEGACY): (Phase.INITIALIZING, Action.INITIALIZE),
+    (Phase.SPURNED, Event.NEED_LEGACY): (Phase.INITIALIZING, Action.INITIALIZE),
+    (Phase.INITIALIZING, Event.INITIALIZED): (Phase.LEGACY, Action.OPEN_LEGACY),
+    (Phase.INITIALIZING, Event.REFUSED): (Phase.USELESS, Action.REFUSE_LEGACY),
+    # It turned down initialize because the probe had settled it: see above.
+    (Phase.USELESS, Event.DISCOVERED): (Phase.MODERN, Action.OPEN_MODERN),
 }
 
 
-class _Discovered(Struct):
+class Discovered(Struct, frozen=True):
+    """A DiscoverResult, as far as the bridge must know it."""
+
     supportedVersions: list[str] = []
 
 
-_decode_discovered: Final = msgspec.json.Decoder(_Discovered).decode
+class _RefusalData(Struct):
+    supported: list[str] = []
+
+
+class _Refusal(Struct):
+    """An error to the probe or to `initialize`, as far as the bridge must know it."""
+
+    code: int = 0
+    message: str = ""
+    data: Raw = Raw(b"null")
+
+
+_decode_discovered: Final = msgspec.json.Decoder(Discovered).decode
+_decode_refusal: Final = msgspec.json.Decoder(_Refusal).decode
+_decode_refusal_data: Final = msgspec.json.Decoder(_RefusalData).decode
+_decode_text: Final = msgspec.json.Decoder(str).decode
+
+
+class Greeting(Struct, frozen=True):
+    """What a legacy server said to the bridge's `initialize`: what every client's is answered from."""
+
+    result: Members
+    """Of its InitializeResult; owned."""
+    version: str
+    capabilities: bytes
+
+    def same_session(self, other: Greeting) -> bool:
+        """Whether a client that was greeted with the other may go on with this one."""
+        return self.version == other.version and self.capabilities == other.capabilities
 
 
 class Handshake:
     """The first words between the bridge and one child.
 
     Args:
-        timeout: seconds a child has for its answer to the probe before requests are
-            sent to it all the same.
         version: the bridge's own version, told to the server.
+        decided: the era the operator decided on, if any: then no answer to the probe, and
+            no silence, says otherwise.
     """
 
-    __slots__ = ("_timeout", "_version", "deadline", "phase", "supported")
+    __slots__ = ("_version", "deadline", "decided", "modern_spoken", "phase")
 
-    def __init__(self, *, timeout: float, version: str) -> None:
-        self._timeout = timeout
+    def __init__(self, *, version: str, decided: Era | None = None) -> None:
         self._version = version
+        self.decided = decided
         self.phase = Phase.FRESH
         self.deadline: float | None = None
-        self.supported: list[str] = []
-        """The modern versions the server named, if it did."""
+        """When the child has been silent for too long; whoever asked it sets it."""
+        self.modern_spoken = False
+        """It answered the probe as a modern server does, but was asked to initialize by then."""
 
     @property
-    def ready(self) -> bool:
-        """Whether clients' requests may be written to the child."""
-        return self.phase is Phase.READY
+    def era(self) -> Era | None:
+        """The era it is served in, if it is."""
+        return _SERVED.get(self.phase)
 
-    def happen(self, event: Event) -> bool:
-        """Take note of an event; return whether it changed the phase."""
-        phase = TRANSITIONS.get((self.phase, event))
-        if phase is None:
-            return False
-        self.phase = phase
-        if phase is not Phase.PROBING:
-            self.deadline = None
-        return True
+    def happen(self, event: Event) -> Action | None:
+        """Take note of an event; return what follows, or None if nothing does."""
+        if self.decided is Era.MODERN and event in (Event.SPURNED, Event.PROBE_EXPIRED):
+            event = Event.DISCOVERED
+        if event is Event.DISCOVERED and self.phase in (Phase.INITIALIZING, Phase.LEGACY):
+            self.modern_spoken = True
+            return None
+        step = TRANSITIONS.get((self.phase, event))
+        if step is None:
+            return None
+        self.phase, action = step
+        self.deadline = None
+        if self.phase is Phase.USELESS and self.modern_spoken:
+            return self.happen(Event.DISCOVERED)
+        return action
 
-    def probe(self, upstream_id: int, now: float) -> Raw:
-        """The probe to write, and the beginning of its time."""
-        self.deadline = now + self._timeout
+    def probe(self, upstream_id: int) -> Raw:
+        """The probe to write."""
         meta = {
             PROTOCOL_VERSION: MODERN_VERSION,
             CLIENT_INFO: {"name": "mcp-bridge", "version": self._version},
@@ -105,10 +196,88 @@ class Handshake:
         }
         return request_line(upstream_id, DISCOVER, {"_meta": meta})
 
-    def learn(self, result: Raw | None) -> None:
-        """Read a DiscoverResult; None, or one of another shape, teaches nothing."""
-        if result is not None:
-            try:
-                self.supported = _decode_discovered(result).supportedVersions
-            except (msgspec.DecodeError, RecursionError):
-                self.supported = []
+    def initialize(self, upstream_id: int) -> Raw:
+        """The `initialize` to write: with no capabilities, so that the server need not call back."""
+        params = {
+            "protocolVersion": LEGACY_VERSIONS[-1],
+            "capabilities": {},
+            "clientInfo": {"name": "mcp-bridge", "version": self._version},
+        }
+        return request_line(upstream_id, INITIALIZE, params)
+
+
+_SERVED: Final = {Phase.MODERN: Era.MODERN, Phase.LEGACY: Era.LEGACY}
+
+
+class Verdict(Struct, frozen=True):
+    """What the answer to a probe, or to `initialize`, says of an era.
+
+    `spoken`: the server serves it. Otherwise `lasting` says that it never will, `error` is its
+    own error if it sent one.
+    """
+
+    spoken: bool
+    supported: list[str] = []
+    lasting: bool = False
+    error: Raw | None = None
+
+
+def read_probe(message: Message | None) -> Verdict:
+    """What a server's answer to `server/discover` says of the modern era.
+
+    Args:
+        message: the response; None if it could not be read.
+
+    Any result is a modern server's, and so is UnsupportedProtocolVersion if it lists
+    versions; every other error is a legacy server's, whatever its code.
+    """
+    if message is None:
+        return Verdict(False)
+    if message.error is UNSET:
+        try:
+            supported = _decode_discovered(message.result).supportedVersions  # type: ignore[arg-type]  # one of the two is set
+        except (msgspec.DecodeError, RecursionError):
+            supported = []
+        return Verdict(True, supported)
+    code, listed, error = _read_error(message.error)
+    modern = [version for version in listed if version not in LEGACY_VERSIONS]
+    if code == UNSUPPORTED_VERSION and modern:
+        return Verdict(True, modern)
+    return Verdict(False, listed, code in (METHOD_NOT_FOUND, UNSUPPORTED_VERSION) or bool(listed), error)
+
+
+def read_initialize(message: Message | None) -> Verdict | Greeting:
+    """What a server's answer to `initialize` says of the legacy era: a greeting, or that it is refused."""
+    if message is None:
+        return Verdict(False)
+    if message.error is not UNSET:
+        code, listed, error = _read_error(message.error)
+        return Verdict(False, listed, code in (METHOD_NOT_FOUND, UNSUPPORTED_VERSION) or bool(listed), error)
+    members = decode_members(message.result)  # type: ignore[arg-type]  # one of the two is set
+    try:
+        version = _decode_text(members["protocolVersion"]) if members else ""
+    except (KeyError, msgspec.DecodeError):
+        version = ""
+    if not members or not version:
+        return Verdict(False)
+    owned = {name: Raw(bytes(value)) for name, value in members.items()}
+    return Greeting(owned, version, bytes(owned.get("capabilities", Raw(b"{}"))))
+
+
+def _read_error(error: Raw) -> tuple[int, list[str], Raw]:
+    """Code, versions it names, and the bytes of an error object."""
+    owned = Raw(bytes(error))
+    try:
+        refusal = _decode_refusal(owned)
+    except (msgspec.DecodeError, RecursionError):
+        return 0, [], owned
+    try:
+        supported = _decode_refusal_data(refusal.data).supported
+    except (msgspec.DecodeError, RecursionError):
+        supported = []
+    return refusal.code, supported, owned
+
+
+def negotiate(asked: str, served: str) -> str:
+    """The version a legacy client is told: its own if the bridge knows it and the server is not older."""
+    return asked if asked in LEGACY_VERSIONS and asked <= served else served

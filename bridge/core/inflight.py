@@ -20,7 +20,7 @@ from bridge.core.jsonrpc import Id
 from bridge.core.outbox import Key, Lane
 
 if TYPE_CHECKING:
-    from bridge.core.era import Handshake
+    from bridge.core.era import Era, Handshake
     from bridge.core.subscriptions import Holder, Share
 
 
@@ -29,7 +29,8 @@ class Kind(enum.IntEnum):
 
     REQUEST = 0
     LISTEN = 1
-    OWN = 2
+    PROBE = 2
+    INITIALIZE = 3
 
 
 class Entry(Struct, gc=False):
@@ -40,6 +41,8 @@ class Entry(Struct, gc=False):
     """
 
     kind: Kind
+    child: Child
+    """Who was asked."""
     client: Client | None
     """Who asked; None for the bridge itself."""
     id: Id | None
@@ -60,16 +63,26 @@ class Queued(Struct, gc=False):
     id: Id | None
     """None for a notification."""
     arrived_at: float
+    method: str = ""
     listen: bool = False
     """A `subscriptions/listen`: it takes no place in the window."""
+    opens: bool = False
+    """An `initialize`: it is never cancelled."""
 
 
 class Queue:
-    """What a client sent and what is not written yet, in order. Owned by one client."""
+    """What one client sent for one era's server and what is not written yet, in order.
 
-    __slots__ = ("_by_id", "_items", "_next", "bytes")
+    It exists only while something waits, so that a client without anything costs nothing.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_by_id", "_items", "_next", "bytes", "client", "era", "paused")
+
+    def __init__(self, client: Client, era: Era) -> None:
+        self.client = client
+        self.era = era
+        self.paused = False
+        """It is so long that its client is not read."""
         self._items: OrderedDict[int, Queued] = OrderedDict()
         self._by_id: defaultdict[tuple[type, object], list[int]] = defaultdict(list)
         self._next = 0
@@ -104,10 +117,11 @@ class Queue:
         return item
 
     def remove(self, id: Id) -> int:
-        """Take every request with this id out, wherever it stands; return how many there were."""
-        numbers = self._by_id.pop(id_key(id), [])
+        """Take every request with this id out, but no `initialize`; return how many there were."""
+        numbers = [n for n in self._by_id.get(id_key(id), ()) if not self._items[n].opens]
         for number in numbers:
             self.bytes -= len(self._items.pop(number).line)
+            self._forget(id, number)
         return len(numbers)
 
     def take_listens(self) -> list[Queued]:
@@ -146,9 +160,9 @@ class Client(Lane):
         "holders",
         "inflight",
         "overlong_told",
-        "paused",
-        "queue",
+        "session",
         "strict",
+        "waiting",
     )
 
     def __init__(self, key: Key, *, strict: bool, max_line: int) -> None:
@@ -160,19 +174,30 @@ class Client(Lane):
         self.framer = LineFramer(max_line)
         self.inflight: dict[int, Entry] = {}
         self.holders: dict[int, Holder] = {}
-        self.queue = Queue()
+        self.waiting: dict[Era, Queue] = {}
+        """What is not written yet, for each era's server that has to do with it."""
+        self.session: Session | None = None
+        """What `initialize` settled, if the client has sent one."""
         self.bad_lines = 0
         """Lines in a row that were not JSON."""
         self.overlong_told = False
         """Its line over the limit, whose end has not come, was answered."""
-        self.paused = False
         self.eof_at: float | None = None
         """When it stopped sending, if it did: what it sent is still answered."""
 
     @property
     def idle(self) -> bool:
         """Whether nothing is owed to it."""
-        return not self.inflight and not self.queue and not self.holders
+        return not self.inflight and not self.waiting and not self.holders
+
+
+class Session(Struct):
+    """What a legacy client's `initialize` settles."""
+
+    open: bool = False
+    """It was answered; until then what is pipelined behind it waits."""
+    initialized: bool = False
+    """The client has sent `notifications/initialized`, and may be told of changes."""
 
 
 class Child(Lane):
@@ -191,12 +216,15 @@ class Child(Lane):
         "opened_at",
         "overlong_head",
         "pumping",
+        "seat",
         "shares",
         "spoke",
+        "wrote",
     )
 
-    def __init__(self, key: Key, handshake: Handshake, *, max_line: int, now: float) -> None:
+    def __init__(self, key: Key, seat: int, handshake: Handshake, *, max_line: int, now: float) -> None:
         super().__init__(key)
+        self.seat = seat
         self.framer = LineFramer(max_line)
         self.handshake = handshake
         self.inflight: dict[int, Entry] = {}
@@ -214,6 +242,8 @@ class Child(Lane):
         """Of its line over the limit, while nobody can be told yet."""
         self.spoke = False
         """One valid message has come from it."""
+        self.wrote = False
+        """One byte has come from it."""
 
 
 class Logger(Struct):

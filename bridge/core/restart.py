@@ -257,7 +257,14 @@ class RestartPolicy:
         return self._over(now, jitter, _End.FAILED)
 
     def ended(
-        self, now: float, jitter: float, *, status: int, waiting: bool, excused: bool = False
+        self,
+        now: float,
+        jitter: float,
+        *,
+        status: int,
+        waiting: bool,
+        excused: bool = False,
+        retired: bool = False,
     ) -> Decision:
         """The process is gone: reaped, its stdout read to the end.
 
@@ -271,10 +278,14 @@ class RestartPolicy:
                 because it refused its handshake. It is replaced at once, in mode "never" too; no failure, and
                 neither count changes. The caller sees to it that this cannot go on for ever (the next start
                 is not probed).
+            retired: the bridge stopped the process since nobody can use it. No failure either, and no other
+                is started before there is a need.
         """
         if not self._alive:
             raise ValueError("a process ended that was never started")
         self._alive = False
+        if retired:
+            return self._step(_Event.QUIET)
         if excused:
             return self._step(_Event.EXCUSED)
         return self._over(now, jitter, _MEANING[self._spoke, status == 0, waiting])

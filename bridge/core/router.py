@@ -13,13 +13,16 @@ from msgspec import Raw
 
 from bridge.core import jsonrpc
 from bridge.core.downstream import Downstream
-from bridge.core.era import Event, Handshake
+from bridge.core.era import Era, Handshake
 from bridge.core.inflight import Child, Client, Kind
+from bridge.core.legacy import LegacySessions
 from bridge.core.outbox import Key, Output
+from bridge.core.seats import Seats
 from bridge.core.stats import Stats
 from bridge.core.subscriptions import Subscriptions
 from bridge.core.tables import Limits, Notice, Tables
 from bridge.core.upstream import Upstream
+from bridge.core.waiting import Waiting
 
 LINE_ROOM: Final = 1024
 """What a client's line may be longer than the limit as it comes, in bytes: white space goes."""
@@ -38,13 +41,16 @@ class Router:
     except where a method says that it may be closed already.
     """
 
-    __slots__ = ("_downstream", "_subscriptions", "_tables", "_upstream")
+    __slots__ = ("_downstream", "_seats", "_subscriptions", "_tables", "_upstream", "_waiting")
 
     def __init__(self, limits: Limits, *, salt: bytes, version: str = "0") -> None:
         self._tables = tables = Tables(limits, salt=salt, version=version)
         self._subscriptions = Subscriptions(tables)
-        self._downstream = Downstream(tables, self._subscriptions)
-        self._upstream = Upstream(tables, self._subscriptions, self._downstream)
+        self._waiting = Waiting(tables)
+        self._seats = Seats(tables, self._subscriptions, self._waiting)
+        legacy = LegacySessions(tables)
+        self._downstream = Downstream(tables, self._subscriptions, self._waiting, self._seats, legacy)
+        self._upstream = Upstream(tables, self._subscriptions, self._downstream, self._seats, legacy)
 
     # -- what the shells may ask -------------------------------------------------
 
@@ -53,58 +59,61 @@ class Router:
         """The counters."""
         return self._tables.stats
 
-    @property
-    def waiting(self) -> bool:
-        """Whether anybody waits for a server: a request, a listen, a subscription."""
-        return len(self._subscriptions) > 0 or any(
-            client.queue.has_requests for client in self._tables.waiting.values()
-        )
+    def needed(self, seat: int = 0) -> bool:
+        """Whether anybody waits for the server process of a seat: a request, a listen, a subscription."""
+        return self._seats.seat_wanted(self._tables.seats[seat])
+
+    def replaced(self, seat: int = 0) -> bool:
+        """Whether the bridge itself is the reason why the last process of a seat ended: no failure."""
+        return self._tables.seats[seat].replaced
 
     @property
     def in_flight(self) -> int:
-        """Requests at the server, the bridge's own and open subscriptions not counted."""
-        child = self._tables.child
-        if child is None:
-            return 0
-        return sum(entry.kind is Kind.REQUEST for entry in child.inflight.values())
+        """Requests at the servers, the bridge's own and open subscriptions not counted."""
+        children = self._tables.children.values()
+        return sum(entry.kind is Kind.REQUEST for child in children for entry in child.inflight.values())
 
     @property
     def ready(self) -> bool:
         """Whether there is a server that is sent requests."""
-        child = self._tables.child
-        return child is not None and child.handshake.ready
+        return bool(self._tables.served)
 
-    @property
-    def spoke(self) -> bool:
-        """Whether the present child has written a valid message."""
-        child = self._tables.child
+    def spoke(self, key: Key) -> bool:
+        """Whether a child has written a valid message. False if it is not open."""
+        child = self._tables.children.get(key)
         return child is not None and child.spoke
 
     def buffered(self, key: Key) -> int:
-        """Bytes the core holds for one client: its queue and its unfinished line. 0 if it is not open."""
+        """Bytes the core holds for one client: its queues and its unfinished line. 0 if it is not open."""
         client = self._tables.clients.get(key)
-        return 0 if client is None else client.queue.bytes + client.framer.buffered
+        if client is None:
+            return 0
+        return client.framer.buffered + sum(queue.bytes for queue in client.waiting.values())
 
     @property
     def buffered_all(self) -> int:
-        """Bytes the core holds for all clients and the child together."""
+        """Bytes the core holds for all clients and children together."""
         tables = self._tables
         partial = sum(client.framer.buffered for client in tables.clients.values())
-        return tables.queued_bytes + partial + (tables.child.framer.buffered if tables.child else 0)
+        return (
+            tables.queued_bytes + partial + sum(child.framer.buffered for child in tables.children.values())
+        )
 
     def table_sizes(self) -> dict[str, int]:
         """How many entries each table has. All zero once every client is gone."""
         tables = self._tables
-        child = tables.child
+        children = tables.children.values()
+        entries = [entry for child in children for entry in child.inflight.values()]
         return {
             "clients": len(tables.clients),
-            "waiting": len(tables.waiting),
+            "waiting": sum(len(queues) for queues in tables.waiting.values()),
             "queued_bytes": tables.queued_bytes,
             "lingering": len(tables.lingering),
+            "sessions": len(tables.sessions),
             "holders": tables.holders,
             "shares": len(self._subscriptions),
-            "in_flight": sum(entry.kind is not Kind.OWN for entry in child.inflight.values()) if child else 0,
-            "child_shares": len(child.shares) if child else 0,
+            "in_flight": sum(entry.kind in (Kind.REQUEST, Kind.LISTEN) for entry in entries),
+            "child_shares": sum(len(child.shares) for child in children),
         }
 
     def take_notices(self) -> list[Notice]:
@@ -172,35 +181,38 @@ class Router:
 
     # -- the server --------------------------------------------------------------
 
-    def server_opened(self, key: Key, now: float) -> list[Output]:
-        """A child has been started. The one before must be closed.
+    def server_opened(self, key: Key, now: float, seat: int = 0) -> list[Output]:
+        """A child has been started in a seat. The one before must be closed.
 
         Args:
             key: new; it names the child from now on.
+            seat: which process it is: 0, or 1 for the further era's; see `Notice.seat`.
         """
         tables = self._tables
         tables.now = now
         tables.stats.children_opened += 1
-        handshake = Handshake(timeout=tables.limits.probe_timeout, version=tables.version)
-        child = tables.child = Child(key, handshake, max_line=tables.limits.max_message, now=now)
-        if tables.limits.probe_early or self.waiting:
-            self._downstream.need(child)
+        handshake = Handshake(version=tables.version, decided=tables.limits.era)
+        child = Child(key, seat, handshake, max_line=tables.limits.max_message, now=now)
+        tables.children[key] = child
+        self._seats.opened(tables.seats[seat], child)
         return tables.outbox.flush()
 
     def server_data(self, key: Key, data: bytes, now: float) -> list[Output]:
         """A child has written bytes to its stdout, cut anywhere. May be closed already."""
         tables = self._tables
-        child = tables.child
-        if child is None or child.key != key:
+        child = tables.children.get(key)
+        if child is None:
             return []
         tables.now = now
         self._upstream.data(child, data)
+        if tables.stale_sessions:
+            self._downstream.end_sessions()
         return tables.outbox.flush()
 
     def server_blocked(self, key: Key) -> None:
         """A child's stdin holds more than it should. May be closed already."""
-        child = self._tables.child
-        if child is not None and child.key == key:
+        child = self._tables.children.get(key)
+        if child is not None:
             child.blocked = True
 
     def server_writable(self, key: Key, room: int, now: float) -> tuple[list[Output], bool]:
@@ -213,33 +225,40 @@ class Router:
             What to write, and whether there is more that could be moved.
         """
         tables = self._tables
-        child = tables.child
-        if child is None or child.key != key:
+        child = tables.children.get(key)
+        if child is None:
             return [], False
         tables.now = now
         child.blocked = False
-        self._downstream.resume()
-        more = self._downstream.pump(room)
+        era = child.handshake.era
+        if era is not None:
+            self._waiting.resume(era)
+        more = self._downstream.pump(child, room)
         return tables.outbox.flush(), more
 
-    def server_closed(self, key: Key, now: float) -> list[Output]:
+    def server_closed(self, key: Key, now: float, *, exited: bool = True) -> list[Output]:
         """A child is gone, and all it wrote has been given to `server_data`.
 
         Every request that was written to it gets its error now; those that wait go to
         the next child, and subscriptions are opened there again. May be closed already.
+
+        Args:
+            exited: by itself, with whatever status; False: a signal killed it.
         """
         tables = self._tables
-        child = tables.child
-        if child is None or child.key != key:
+        child = tables.children.get(key)
+        if child is None:
             return []
         tables.now = now
         # First of all nothing is written to it any more, whatever its last words set free.
-        tables.child = None
+        del tables.children[key]
         child.closing = True
+        era = child.handshake.era
+        seat = tables.seats[child.seat]
+        if era is not None and tables.served.get(era) is child:
+            del tables.served[era]
         self._upstream.finish(child)
         tables.stats.children_closed += 1
-        if child.handshake.ready:
-            tables.down_since = now
         for upstream_id, entry in list(child.inflight.items()):
             if entry.kind is Kind.REQUEST and entry.client is not None and entry.id is not None:
                 entry.client.inflight.pop(upstream_id, None)
@@ -254,8 +273,16 @@ class Router:
                 tables.settle(entry.client)
         child.inflight.clear()
         self._subscriptions.child_closed(child)
-        self._downstream.resume()
+        if era is not None:
+            self._waiting.resume(era)
+        self._seats.closed(seat, child, exited=exited)
         return tables.outbox.flush()
+
+    def server_exhausted(self, seat: int, now: float) -> list[Output]:
+        """The process of a seat cannot be kept alive, and the bridge goes on without it for a while."""
+        self._tables.now = now
+        self._seats.exhausted(self._tables.seats[seat])
+        return self._tables.outbox.flush()
 
     # -- time --------------------------------------------------------------------
 
@@ -263,28 +290,30 @@ class Router:
     def needs_tick(self) -> bool:
         """Whether `tick` has anything to watch."""
         tables = self._tables
-        child = tables.child
-        return bool(
-            (tables.waiting and child is None)
-            or tables.lingering
-            or (child is not None and (child.handshake.deadline is not None or child.loggers))
-            or (child is not None and tables.limits.request_timeout is not None and child.inflight)
-        )
+        if tables.lingering:
+            return True
+        for era in Era:
+            if tables.waiting[era] and era not in tables.served:
+                return True
+        timed = tables.limits.request_timeout is not None
+        for child in tables.children.values():
+            if child.handshake.deadline is not None or child.loggers or (timed and child.inflight):
+                return True
+        return False
 
     def tick(self, now: float) -> list[Output]:
         """Carry out what is due. To be called several times a second while `needs_tick`."""
         tables = self._tables
         tables.now = now
-        self._downstream.expire()
+        for era in Era:
+            if tables.waiting[era]:
+                self._waiting.expire(era, self._seats.seat_serving(era))
         linger = tables.limits.linger
         for client in list(tables.lingering.values()):
             if client.eof_at is not None and now - client.eof_at >= linger:
                 self._downstream.cut(client, b"it stopped sending, and its answers did not come in time")
-        child = tables.child
-        if child is not None:
-            deadline = child.handshake.deadline
-            if deadline is not None and now >= deadline and child.handshake.happen(Event.EXPIRED):
-                self._upstream.ready(child)
+        for child in list(tables.children.values()):
+            self._seats.tick(child)
             for upstream_id, logger in list(child.loggers.items()):
                 if logger.client is None and now >= logger.until:
                     del child.loggers[upstream_id]
@@ -301,7 +330,7 @@ class Router:
                 if tables.now - entry.sent_at < timeout:
                     break  # the table is in the order of sending
                 client = entry.client
-                tables.abandon(child, upstream_id, entry, {"reason": Raw(b'"request timeout"')})
+                tables.abandon(upstream_id, entry, {"reason": Raw(b'"request timeout"')})
                 tables.refuse(
                     client,
                     entry.id,
@@ -323,23 +352,22 @@ class Router:
     def _drain(self) -> None:
         tables = self._tables
         tables.stopping = True
-        for client in list(tables.waiting.values()):
-            self._downstream.refuse_waiting(
-                client, jsonrpc.SHUTTING_DOWN, "the bridge is shutting down", "shutting_down"
-            )
-        self._subscriptions.shut_down(tables.child)
+        for queues in tables.waiting.values():
+            for queue in list(queues.values()):
+                self._waiting.refuse(
+                    queue, jsonrpc.SHUTTING_DOWN, "the bridge is shutting down", "shutting_down"
+                )
+        self._subscriptions.shut_down(tables.served.get(Era.MODERN))
 
     def stop(self, now: float) -> list[Output]:
-        """The time is up: what is at the server is given up, and every client is closed."""
+        """The time is up: what is at the servers is given up, and every client is closed."""
         tables = self._tables
         tables.now = now
         self._drain()
-        child = tables.child
-        if child is not None:
-            for upstream_id, entry in list(child.inflight.items()):
-                if entry.client is not None and entry.id is not None:
-                    client = entry.client
-                    tables.abandon(child, upstream_id, entry, {"reason": Raw(b'"the bridge is stopping"')})
+        for client in list(tables.clients.values()):
+            for upstream_id, entry in list(client.inflight.items()):
+                tables.abandon(upstream_id, entry, {"reason": Raw(b'"the bridge is stopping"')})
+                if entry.id is not None:
                     tables.refuse(
                         client,
                         entry.id,
@@ -348,7 +376,6 @@ class Router:
                         "shutting_down",
                         delivered=True,
                     )
-        for client in list(tables.clients.values()):
             self._downstream.leave(client)
             tables.outbox.close(client)
         return tables.outbox.flush()

@@ -245,7 +245,7 @@ class Subscriptions:
         child.shares[upstream_id] = share
         first = next(iter(share.holders.values()))
         child.inflight[upstream_id] = Entry(
-            Kind.LISTEN, None, None, first.token, self._tables.now, share, logs=share.logs
+            Kind.LISTEN, child, None, None, first.token, self._tables.now, share, logs=share.logs
         )
         if share.logs:
             child.loggers[upstream_id] = Logger(first.client)
@@ -345,7 +345,7 @@ class Subscriptions:
     def cancelled(self, child: Child, share: Share, message: Message) -> None:
         """The server tears a subscription down: each holder is told under its own id."""
         assert share.upstream_id is not None
-        self._tables.end(child, share.upstream_id, child.inflight.pop(share.upstream_id))
+        self._tables.end(share.upstream_id, child.inflight.pop(share.upstream_id))
         params = message.params
         assert isinstance(params, dict)
         raw_meta = params.get("_meta")
@@ -408,6 +408,10 @@ class Subscriptions:
         self._tables.outbox.put(client, result_line(id, result))
         self._tables.settle(client)
 
+    def end_all(self) -> list[Holder]:
+        """The era is served no more: take every holder out; the caller tells them why."""
+        return [holder for share in list(self._all.values()) for holder in self._drop(share)]
+
     def shut_down(self, child: Child | None) -> None:
         """The bridge stops: every listen ends with a graceful response."""
         for share in list(self._all.values()):
@@ -440,7 +444,7 @@ class Subscriptions:
         self._drop(share, child)
         if upstream_id is not None:
             assert child is not None
-            self._tables.abandon(child, upstream_id, child.inflight[upstream_id], rest)
+            self._tables.abandon(upstream_id, child.inflight[upstream_id], rest)
 
 
 class FanOut:

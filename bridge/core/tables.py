@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from msgspec import Raw, Struct, UnsetType
 
-from bridge.core.inflight import Child, Client, Entry, Logger
+from bridge.core.era import Era, Greeting
+from bridge.core.inflight import Child, Client, Entry, Logger, Queue
 from bridge.core.jsonrpc import Codec, Id, Members, error_line, notification_line
 from bridge.core.outbox import Key, Outbox
 from bridge.core.stats import Stats
@@ -54,6 +55,9 @@ class Limits(Struct, frozen=True):
     restart_wait: float = 30.0
     """How long a request waits while there is no server process."""
     probe_timeout: float = 10.0
+    """How long a child has to answer the probe before legacy clients go ahead."""
+    start_timeout: float = 120.0
+    """How old a silent child may become before clients are told that it does not serve them."""
     linger: float = 60.0
     """How long a client that has stopped sending is still answered."""
     request_timeout: float | None = None
@@ -64,15 +68,19 @@ class Limits(Struct, frozen=True):
     """What one client may move into stdin before it is the next one's turn."""
     broadcast_logs: bool = False
     """Log notifications that several clients could have asked for go to each of them: a leak."""
-    probe_early: bool = False
-    """The era is decided: a child is made ready before a client needs it."""
+    era: Era | None = None
+    """The era the operator decided on: a child is made ready in it before a client needs it."""
 
 
 class NoticeKind(enum.Enum):
     """What an operator may want to know."""
 
     NEED_CHILD = "a server process is wanted"
+    REPLACE_CHILD = "the server is to be stopped and started again"
+    RETIRE_CHILD = "the server is to be stopped until it is needed"
     READY = "the server is ready"
+    ERA_REFUSED = "an era is not served"
+    SHARED_SESSION = "a client offers what a shared server is not told of"
     NOISE = "the server wrote a line that is no message"
     BAD_LINE = "a client wrote a line that is no message"
     CLIENT_CUT = "a client was disconnected"
@@ -80,23 +88,64 @@ class NoticeKind(enum.Enum):
     AMBIGUOUS_LOG = "a log notification that several clients could have asked for"
 
 
+TO_BE_DONE: Final = frozenset(
+    {NoticeKind.NEED_CHILD, NoticeKind.REPLACE_CHILD, NoticeKind.RETIRE_CHILD, NoticeKind.READY}
+)
+"""Notices that are no mere news. One call of the core makes a few of them at most."""
+
+
 class Notice(Struct, frozen=True):
-    """Something to log. `detail` is what a peer wrote: escape it, and cut it."""
+    """Something to log or to do. `detail` is what a peer wrote: escape it, and cut it."""
 
     kind: NoticeKind
     key: Key
     detail: bytes = b""
+    seat: int = 0
+    """Which server process it is about, where it is about one."""
+
+
+class Seat:
+    """The place of one server process, which may be started again many times.
+
+    The first is undecided until its process has settled on an era. The second exists
+    for the other era, once somebody needs it.
+    """
+
+    __slots__ = ("child", "down_since", "era", "first_need", "number", "proven", "replaced")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.child: Child | None = None
+        self.era: Era | None = None
+        self.first_need: Era | None = None
+        """What was needed first of a process that is still undecided."""
+        self.proven = False
+        """A process was served here, in this era."""
+        self.replaced = False
+        """The bridge itself is the reason why the process ends."""
+        self.down_since = 0.0
+        """When the last process that was served ended."""
+
+
+class EraRefusal(Struct, frozen=True):
+    """Why an era is not served for now."""
+
+    why: str
+    until: float | None = None
+    """None: for as long as the bridge lives."""
+    error: Raw | None = None
+    """The server's own error to the bridge's question, if it sent one."""
 
 
 class Tables:
     """The state of one bridge."""
 
     __slots__ = (
-        "child",
+        "children",
         "clients",
         "codec_down",
         "codec_up",
-        "down_since",
+        "greeting",
         "holders",
         "last_id",
         "limits",
@@ -105,6 +154,11 @@ class Tables:
         "now",
         "outbox",
         "queued_bytes",
+        "refusals",
+        "seats",
+        "served",
+        "sessions",
+        "stale_sessions",
         "stats",
         "stopping",
         "supported",
@@ -121,13 +175,21 @@ class Tables:
         self.outbox = Outbox(self.codec_up)
         self.notices: list[Notice] = []
         self.clients: dict[Key, Client] = {}
-        self.waiting: OrderedDict[Key, Client] = OrderedDict()
-        """Clients with lines in their queue, in the order of their turns."""
+        self.waiting: dict[Era, OrderedDict[Key, Queue]] = {era: OrderedDict() for era in Era}
+        """For each era the clients' queues that are not empty, in the order of their turns."""
+        self.sessions: dict[Key, Client] = {}
+        """Clients that have a legacy session, in the order in which they opened it."""
         self.lingering: dict[Key, Client] = {}
         """Clients that have stopped sending and are still owed something."""
-        self.child: Child | None = None
-        self.down_since = 0.0
-        """When the last child that was ready ended."""
+        self.stale_sessions = False
+        """The legacy server came back as another one: clients must open their sessions anew."""
+        self.seats = (Seat(0), Seat(1))
+        self.children: dict[Key, Child] = {}
+        self.served: dict[Era, Child] = {}
+        """The child that is sent each era's requests, if there is one."""
+        self.refusals: dict[Era, EraRefusal] = {}
+        self.greeting: Greeting | None = None
+        """What the legacy server last said; clients are greeted from it while it is away, too."""
         self.now = 0.0
         """Monotonic seconds, as of the call that is being carried out."""
         self.last_id = 0
@@ -144,10 +206,10 @@ class Tables:
         self.last_id += 1
         return self.last_id
 
-    def note(self, kind: NoticeKind, key: Key, detail: bytes = b"") -> None:
-        """Tell the shell. What exceeds the bound is only in the counters."""
-        if len(self.notices) < NOTICES_KEPT:
-            self.notices.append(Notice(kind, key, detail[:512]))
+    def note(self, kind: NoticeKind, key: Key, detail: bytes = b"", seat: int = 0) -> None:
+        """Tell the shell. What exceeds the bound is only in the counters, but for what is to be done."""
+        if len(self.notices) < NOTICES_KEPT or kind in TO_BE_DONE:
+            self.notices.append(Notice(kind, key, detail[:512], seat))
 
     def refuse(
         self,
@@ -164,19 +226,20 @@ class Tables:
         self.stats.refused += 1
         self.outbox.put(client, error_line(id, code, message, reason, delivered=delivered, **more))
 
-    def end(self, child: Child, upstream_id: int, entry: Entry) -> None:
+    def end(self, upstream_id: int, entry: Entry) -> None:
         """Take an entry out of its client's table; the caller has taken it out of the child's."""
         if entry.client is not None:
             entry.client.inflight.pop(upstream_id, None)
         if entry.logs:
-            child.loggers.pop(upstream_id, None)
+            entry.child.loggers.pop(upstream_id, None)
 
-    def abandon(self, child: Child, upstream_id: int, entry: Entry, rest: Members) -> None:
+    def abandon(self, upstream_id: int, entry: Entry, rest: Members) -> None:
         """Cancel a request at the server, and forget it.
 
         Args:
             rest: further members of the cancellation's `params`.
         """
+        child = entry.child
         del child.inflight[upstream_id]
         if entry.client is not None:
             entry.client.inflight.pop(upstream_id, None)

@@ -15,7 +15,7 @@ from msgspec import UNSET, Raw
 
 from bridge.core import jsonrpc
 from bridge.core.downstream import CANCELLED, Downstream
-from bridge.core.era import Event
+from bridge.core.era import Phase
 from bridge.core.framing import Block, OverlongEnd, OverlongStart
 from bridge.core.inflight import Child, Client, Entry, Kind, owners
 from bridge.core.jsonrpc import (
@@ -28,27 +28,42 @@ from bridge.core.jsonrpc import (
     salvage_id,
     trusted_id,
 )
+from bridge.core.legacy import LIST_CHANGED, LegacySessions
+from bridge.core.seats import Seats
 from bridge.core.subscriptions import ACKNOWLEDGED, Subscriptions
-from bridge.core.tables import NOBODY, NoticeKind, Tables
+from bridge.core.tables import NoticeKind, Tables
 
 PROGRESS: Final = "notifications/progress"
 LOG: Final = "notifications/message"
+
+LEGACY_PHASES: Final = (Phase.INITIALIZING, Phase.LEGACY)
+"""In which a child may ask something of its client."""
 
 
 class Upstream:
     """Routes what servers write."""
 
-    __slots__ = ("_downstream", "_subscriptions", "_tables")
+    __slots__ = ("_downstream", "_legacy", "_seats", "_subscriptions", "_tables")
 
-    def __init__(self, tables: Tables, subscriptions: Subscriptions, downstream: Downstream) -> None:
+    def __init__(
+        self,
+        tables: Tables,
+        subscriptions: Subscriptions,
+        downstream: Downstream,
+        seats: Seats,
+        legacy: LegacySessions,
+    ) -> None:
         self._tables = tables
         self._subscriptions = subscriptions
         self._downstream = downstream
+        self._seats = seats
+        self._legacy = legacy
 
     # -- lines -----------------------------------------------------------------
 
     def data(self, child: Child, data: bytes) -> None:
         """Take what one read from a child's stdout brought."""
+        child.wrote = True
         for segment in child.framer.feed(data):
             if type(segment) is OverlongStart or type(segment) is OverlongEnd:
                 self._overlong(child, segment)
@@ -108,9 +123,9 @@ class Upstream:
     def _settle_broken(self, child: Child, upstream_id: int, entry: Entry, *, too_long: bool = False) -> None:
         tables = self._tables
         tables.stats.invalid_responses += 1
-        tables.end(child, upstream_id, entry)
-        if entry.kind is Kind.OWN:
-            self._probe_answered(child, None)
+        tables.end(upstream_id, entry)
+        if entry.kind is Kind.PROBE or entry.kind is Kind.INITIALIZE:
+            self._seats.answered(child, entry, None)
         elif entry.kind is Kind.LISTEN:
             assert entry.share is not None
             self._subscriptions.broken(child, entry.share)
@@ -156,10 +171,10 @@ class Upstream:
                 tables.outbox.put(client, message)  # type: ignore[arg-type]  # a client asked
                 self._answered(client)  # type: ignore[arg-type]  # a client asked
             elif entry.kind is Kind.LISTEN:
-                tables.end(child, upstream_id, entry)
+                tables.end(upstream_id, entry)
                 self._subscriptions.answered(child, entry.share, message)  # type: ignore[arg-type]  # a listen has a share
             else:
-                self._probe_answered(child, message)
+                self._seats.answered(child, entry, message)
 
     def _unasked(self, child: Child, message: Message) -> None:
         if message.result is UNSET and message.error is UNSET:
@@ -172,31 +187,21 @@ class Upstream:
 
     def _answered(self, client: Client) -> None:
         """A request of a client has ended: its next one may go, or it may."""
-        if client.queue:
+        if client.waiting:
             self._downstream.feed(client)
         if client.eof_at is not None:
             self._tables.settle(client)
-
-    def _probe_answered(self, child: Child, message: Message | None) -> None:
-        handshake = child.handshake
-        if message is not None and message.result is not UNSET:
-            handshake.learn(message.result)
-            self._tables.supported = handshake.supported
-        if handshake.happen(Event.ANSWERED):
-            self.ready(child)
-
-    def ready(self, child: Child) -> None:
-        """A child may be sent clients' requests: first what they hold, then what waits."""
-        if child.closing:  # these were its last words
-            return
-        self._tables.note(NoticeKind.READY, NOBODY)
-        self._subscriptions.open_again(child)
 
     # -- notifications and requests --------------------------------------------
 
     def _called(self, child: Child, message: Message, method: str) -> None:
         tables = self._tables
-        if message.id is not UNSET:
+        id = message.id
+        legacy = child.handshake.phase in LEGACY_PHASES
+        if id is not UNSET:
+            if legacy:
+                self._legacy.asked(child, message, id, method)
+                return
             # Modern servers ask nothing, and their clients must not be asked to answer.
             tables.stats.dropped_requests += 1
             if not child.asked:
@@ -204,10 +209,15 @@ class Upstream:
                 tables.note(NoticeKind.SERVER_REQUEST, child.key, method.encode(errors="replace"))
             return
         params = message.params
-        if type(params) is not dict:
+        if method in LIST_CHANGED and child.handshake.phase is Phase.LEGACY:
+            self._legacy.changed(message)
+        elif type(params) is not dict:
             tables.stats.dropped_notifications += 1
         elif method == PROGRESS:
             self._progress(child, message, params)
+        elif legacy:
+            # Log levels, tasks and resource subscriptions are not shared: see legacy.NOT_SHARED.
+            tables.stats.dropped_notifications += 1
         elif method == LOG:
             self._log(child, message)
         elif method == CANCELLED:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
+from bridge.core.era import Era
 from bridge.core.jsonrpc import Id
 from bridge.core.outbox import Control, Key, Output
 from bridge.core.router import Router
@@ -177,11 +178,11 @@ class Scenario:
     Args:
         clients: who is connected.
         server: whether there is a server, ready for requests.
-        limits: members of `Limits`; `probe_early` is True unless given.
+        limits: members of `Limits`; `era` is the modern one unless given.
     """
 
     def __init__(self, clients: str = "A", *, server: bool = True, **limits: Any) -> None:
-        self.limits = Limits(**{"probe_early": True, **limits})
+        self.limits = Limits(**{"era": Era.MODERN, **limits})
         self.router = Router(self.limits, salt=b"sixteen bytes!!!", version="1.2.3")
         self.now = 1000.0
         self._last_key = 0

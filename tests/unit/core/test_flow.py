@@ -43,7 +43,7 @@ def test_requests_beyond_the_window_wait_and_follow_one_by_one() -> None:
     assert s.router.in_flight == 2
     s.server(result(3, {})).expect(A=result(1, {}), server=request(4, "x"))
     s.server(result(2, {}), result(4, {})).expect(A=[result(0, {}), result(2, {})], server=request(5, "x"))
-    assert not s.router.waiting
+    assert not s.router.needed()
     s.server(result(5, {})).expect(A=result(3, {}))
     assert s.sizes == {"clients": 1}
 
@@ -201,11 +201,11 @@ def test_a_client_with_a_long_queue_is_read_while_stdin_is_not_blocked() -> None
     """Its window is full: that is its own affair."""
     s = Scenario(max_in_flight=1, paused_lines=3)
     s.client("A", *requests("A", 10))
-    assert s.router.waiting
+    assert s.router.needed()
     s.block()
     s.client("A", request(10, "x")).expect(A=Control.PAUSE)
     s.unblock().expect(A=Control.RESUME)
-    assert s.router.waiting
+    assert s.router.needed()
 
 
 def test_a_client_that_takes_back_what_waits_is_read_again() -> None:

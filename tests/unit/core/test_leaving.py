@@ -41,7 +41,7 @@ def test_what_a_client_that_leaves_has_queued_vanishes() -> None:
     s.client("A", request(1, "x"), request(2, "x"), notification("n"))
     s.leave("A").expect(server=left(2))
     assert s.sizes == {}
-    assert not s.router.waiting
+    assert not s.router.needed()
     s.unblock().expect()
 
 
@@ -59,10 +59,10 @@ def test_a_client_that_leaves_while_its_subscription_has_no_server_leaves_nothin
     s.client("A", listen("L", toolsListChanged=True))
     s.server(acknowledged(2))
     s.crash()
-    assert s.router.waiting
+    assert s.router.needed()
     s.leave("A").expect()
     assert s.sizes == {}
-    assert not s.router.waiting
+    assert not s.router.needed()
     s.start().expect()
 
 
@@ -131,7 +131,7 @@ def test_a_subscription_that_waits_ends_with_the_sending_too() -> None:
     s = Scenario(server=False)
     s.client("A", listen("L", toolsListChanged=True))
     s.eof("A").expect(A=[closing("L"), CLOSE])
-    assert not s.router.waiting
+    assert not s.router.needed()
     assert s.sizes == {"clients": 1}
 
 

@@ -51,7 +51,7 @@ def test_requests_at_a_server_that_exits_fail_and_may_have_been_carried_out() ->
         B=refusal(-31001, "server_exited", id=1, delivered=True),
     )
     assert s.sizes == {"clients": 2}
-    assert not s.router.waiting
+    assert not s.router.needed()
     assert not s.router.ready
     assert s.router.in_flight == 0
     assert (s.stats.children_opened, s.stats.children_closed) == (1, 1)
@@ -62,7 +62,7 @@ def test_requests_that_wait_go_to_the_next_child() -> None:
     s = Scenario(max_in_flight=1)
     s.client("A", request(1, "x"), request(2, "x"), notification("n"))
     s.crash().expect(A=refusal(-31001, "server_exited", id=1, delivered=True))
-    assert s.router.waiting
+    assert s.router.needed()
     s.start().expect(server=[request(4, "x"), notification("n")])
     s.server(result(4, {})).expect(A=result(2, {}))
 

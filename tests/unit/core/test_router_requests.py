@@ -263,7 +263,7 @@ def test_cancelling_what_is_queued_gives_its_bytes_back() -> None:
     s.client("A", cancelled(1), cancelled(2)).expect()
     assert s.sizes == {"clients": 1}
     assert s.router.buffered_all == 0
-    assert not s.router.waiting
+    assert not s.router.needed()
 
 
 def test_a_cancel_makes_room_in_the_window_for_what_is_queued() -> None:
@@ -460,36 +460,36 @@ def test_a_legacy_ping_is_answered_by_the_bridge() -> None:
 
 def test_a_request_asks_for_a_child_and_waits_for_it() -> None:
     """Sections 7 and 8: the bridge speaks first, clients' lines wait in their queues."""
-    s = Scenario(server=False, probe_early=False)
+    s = Scenario(server=False, era=None)
     out = s.client("A", request(1, "x"))
     out.expect()
     assert out.told() == [NoticeKind.NEED_CHILD]
-    assert s.router.waiting
+    assert s.router.needed()
     [probe] = s.open().items("server")
     assert isinstance(probe, dict)
     assert (probe["id"], probe["method"]) == (1, "server/discover")
     assert not s.router.ready
-    assert not s.router.spoke
+    assert not s.router.spoke(s.key("server"))
     s.client("A", request(2, "x")).expect()
     s.server(result(1, DISCOVERED)).expect(server=[request(2, "x"), request(3, "x")])
     assert s.router.ready
-    assert s.router.spoke
+    assert s.router.spoke(s.key("server"))
 
 
 def test_many_clients_that_wait_cause_one_probe() -> None:
     """Section 7."""
-    s = Scenario(clients="AB", server=False, probe_early=False)
+    s = Scenario(clients="AB", server=False, era=None)
     s.open().expect()
     assert len(s.client("A", request(1, "x")).items("server")) == 1
     s.client("B", request(1, "x")).expect()
-    s.server(error(1, -32601)).expect(server=[request(2, "x"), request(3, "x")])
+    s.server(result(1, DISCOVERED)).expect(server=[request(2, "x"), request(3, "x")])
 
 
 def test_a_child_nobody_needs_is_not_spoken_to() -> None:
     """Section 7: in no era until a client shows which it needs."""
-    s = Scenario(server=False, probe_early=False)
+    s = Scenario(server=False, era=None)
     s.open().expect()
-    assert not s.router.waiting
+    assert not s.router.needed()
 
 
 def test_a_child_that_does_not_answer_the_probe_is_served_when_its_time_is_up() -> None:

@@ -31,7 +31,7 @@ def test_what_waits_and_what_still_comes_is_refused() -> None:
     s.client("B", {"jsonrpc": "2.0", "id": 5, "method": "initialize"}).expect(
         B=refusal(-31005, "shutting_down", id=5)
     )
-    assert not s.router.waiting
+    assert not s.router.needed()
     assert s.router.in_flight == 1
 
 

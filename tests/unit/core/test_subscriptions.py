@@ -289,7 +289,7 @@ def test_a_cancel_of_anothers_listen_reaches_nobody() -> None:
 def test_a_cancel_of_a_listen_that_waits_removes_it() -> None:
     s = Scenario(server=False)
     s.client("A", listen("a", **TOOLS), cancelled("a"))
-    assert not s.router.waiting
+    assert not s.router.needed()
     s.start().expect()
 
 
