@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,3 +76,14 @@ def env(*, record: Path | None = None, starts: Path | None = None, settings: Any
     if settings is not None:
         variables["SCRIPT"] = json.dumps(settings)
     return variables
+
+
+async def state_until(client: RawClient, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """Ask for the server's state until it is as wanted; AssertionError after 10 s."""
+    deadline = time.monotonic() + 10
+    while True:
+        seen = await state(client)
+        if condition(seen):
+            return seen
+        assert time.monotonic() < deadline, f"the server's state did not become as wanted: {seen}"
+        await asyncio.sleep(0.005)

@@ -1,0 +1,124 @@
+"""What one call of the core puts out, for whom and in which order."""
+
+from __future__ import annotations
+
+import json
+
+from msgspec import Raw
+
+from bridge.core.jsonrpc import Codec, Message, OddMessage
+from bridge.core.outbox import Control, Key, Lane, Outbox
+
+CODEC = Codec(b"0123456789abcdef")
+
+
+def message(id: int) -> Message:
+    return Message("2.0", id, "m")
+
+
+def test_each_destination_gets_one_piece_with_its_messages_in_order() -> None:
+    outbox = Outbox(CODEC)
+    a, b = Lane(Key(1)), Lane(Key(2))
+    outbox.put(a, message(1))
+    outbox.put(b, message(2))
+    outbox.put(a, Raw(b'{"ready":true}'))
+    outbox.put(a, message(3))
+    (first, to_a), (second, to_b) = outbox.flush()
+    assert (first, second) == (1, 2)
+    assert isinstance(to_a, bytes)
+    lines = to_a.split(b"\n")
+    assert [json.loads(line).get("id", "ready") for line in lines[:-1]] == [1, "ready", 3]
+    assert lines[-1] == b""
+    assert to_b == b'{"jsonrpc":"2.0","id":2,"method":"m"}\n'
+
+
+def test_what_was_flushed_is_not_flushed_again() -> None:
+    outbox = Outbox(CODEC)
+    lane = Lane(Key(1))
+    outbox.put(lane, message(1))
+    outbox.control(lane, Control.PAUSE)
+    assert len(outbox.flush()) == 2
+    assert outbox.flush() == []
+    outbox.put(lane, message(2))
+    assert outbox.flush() == [(1, b'{"jsonrpc":"2.0","id":2,"method":"m"}\n')]
+
+
+def test_a_message_is_written_as_it_is_at_the_flush() -> None:
+    """The router puts a message once it is complete; nothing is encoded before that."""
+    outbox = Outbox(CODEC)
+    lane = Lane(Key(1))
+    one = message(1)
+    outbox.put(lane, one)
+    one.id = "restored"
+    assert outbox.flush() == [(1, b'{"jsonrpc":"2.0","id":"restored","method":"m"}\n')]
+
+
+def test_an_odd_message_among_plain_ones_keeps_its_place_and_its_members() -> None:
+    outbox = Outbox(CODEC)
+    lane = Lane(Key(1))
+    odd = CODEC.decode_line(b'{"jsonrpc":"2.0","id":2,"result":"\\ud83d","x":1e400}')
+    assert type(odd) is OddMessage
+    outbox.put(lane, message(1))
+    outbox.put(lane, odd)
+    outbox.put(lane, message(3))
+    assert outbox.flush() == [
+        (
+            1,
+            b'{"jsonrpc":"2.0","id":1,"method":"m"}\n'
+            b'{"jsonrpc":"2.0","id":2,"result":"\\ud83d","x":1e400}\n'
+            b'{"jsonrpc":"2.0","id":3,"method":"m"}\n',
+        )
+    ]
+    outbox.put(lane, message(4))
+    assert outbox.flush() == [(1, b'{"jsonrpc":"2.0","id":4,"method":"m"}\n')]
+
+
+def test_a_destination_is_closed_behind_what_was_put_for_it() -> None:
+    outbox = Outbox(CODEC)
+    lane = Lane(Key(7))
+    outbox.put(lane, message(1))
+    outbox.close(lane)
+    assert outbox.flush() == [(7, b'{"jsonrpc":"2.0","id":1,"method":"m"}\n'), (7, b"")]
+
+
+def test_a_destination_with_nothing_to_write_is_closed_too() -> None:
+    outbox = Outbox(CODEC)
+    lane = Lane(Key(7))
+    outbox.close(lane)
+    assert outbox.flush() == [(7, b"")]
+
+
+def test_a_destination_is_closed_once() -> None:
+    outbox = Outbox(CODEC)
+    lane = Lane(Key(7))
+    outbox.close(lane)
+    outbox.close(lane)
+    assert outbox.flush() == [(7, b"")]
+    outbox.close(lane)
+    assert outbox.flush() == []
+
+
+def test_nothing_follows_a_close() -> None:
+    """Neither when something stands before the close, nor when nothing does, nor in a later call."""
+    outbox = Outbox(CODEC)
+    a, b = Lane(Key(1)), Lane(Key(2))
+    outbox.put(a, message(1))
+    for lane in (a, b):
+        outbox.close(lane)
+        outbox.put(lane, message(2))
+    assert outbox.flush() == [(1, b'{"jsonrpc":"2.0","id":1,"method":"m"}\n'), (1, b""), (2, b"")]
+    outbox.put(a, message(3))
+    assert outbox.flush() == []
+
+
+def test_controls_are_given_out_in_order_behind_the_bytes() -> None:
+    outbox = Outbox(CODEC)
+    lane = Lane(Key(1))
+    outbox.control(lane, Control.PAUSE)
+    outbox.put(lane, message(1))
+    outbox.control(lane, Control.RESUME)
+    assert outbox.flush() == [
+        (1, b'{"jsonrpc":"2.0","id":1,"method":"m"}\n'),
+        (1, Control.PAUSE),
+        (1, Control.RESUME),
+    ]
