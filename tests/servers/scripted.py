@@ -320,12 +320,13 @@ class Server:
         if "refuse" in script:
             return {"jsonrpc": "2.0", "id": request["id"], "error": script["refuse"]}
         granted = script.get("grant", request["params"].get("notifications", {}))
+        # Booked first: the client's cancellation may follow its acknowledgement at once.
+        with self.changed:
+            self.listens.append(Listen(request["id"], granted))
         if script.get("ack") is not False:
             params = {"_meta": {SUBSCRIPTION_ID: request["id"]}, "notifications": granted}
             method = "notifications/subscriptions/acknowledged"
             self.send({"jsonrpc": "2.0", "method": method, "params": params})
-        with self.changed:
-            self.listens.append(Listen(request["id"], granted))
         return None
 
     def chosen(self, order: Object) -> list[Listen]:

@@ -167,6 +167,8 @@ def test_a_message_over_two_lines_and_two_on_one_do_not_make_up_for_each_other(c
     assert codec.decode_block(block) is None
     block = b'{"jsonrpc":"2.0","method":"a","params":{}\n}{"jsonrpc":"2.0","method":"b"}\n'
     assert codec.decode_block(block) is None
+    block = b'{"jsonrpc":"2.0","method":"a"}{"jsonrpc":"2.0","params":\n{},"method":"b"}\n'
+    assert codec.decode_block(block) is None
 
 
 # -- CR: one line must stay one line for whoever reads text ---------------------
