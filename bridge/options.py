@@ -227,7 +227,7 @@ def _parser() -> argparse.ArgumentParser:
         "10MiB less 1",
     )
     group.value("--max-message", "SIZE", "longest line from the server", _size, limits.max_message, "64MiB")
-    group.value("--max-depth", "N", "levels of nesting in a client's message", _count, limits.max_depth)
+    group.value("--max-depth", "N", "levels of nesting in a client's message", _depth, limits.max_depth)
     group.value(
         "--client-buffer",
         "SIZE",
@@ -317,6 +317,13 @@ def _count(text: str) -> int:
     if not (text.isascii() and text.isdigit()) or len(text) > 9 or int(text) == 0:
         raise ValueError(f"{text!r} is no number from 1 on")
     return int(text)
+
+
+def _depth(text: str) -> int:
+    value = _count(text)
+    if value > 512:  # the parser's own limit begins at about 900, depending on the interpreter
+        raise ValueError(f"{text!r} is deeper than 512, the most that can be parsed everywhere")
+    return value
 
 
 def _seconds(text: str) -> float:

@@ -20,6 +20,7 @@ from bridge.core.jsonrpc import (
     CLIENT_INFO,
     METHOD_NOT_FOUND,
     PROTOCOL_VERSION,
+    Codec,
     Members,
     Message,
     decode_members,
@@ -222,7 +223,7 @@ class Verdict(Struct, frozen=True):
     error: Raw | None = None
 
 
-def read_probe(message: Message | None) -> Verdict:
+def read_probe(message: Message | None, codec: Codec) -> Verdict:
     """What a server's answer to `server/discover` says of the modern era.
 
     Args:
@@ -235,23 +236,23 @@ def read_probe(message: Message | None) -> Verdict:
         return Verdict(False)
     if message.error is UNSET:
         try:
-            supported = _decode_discovered(message.result).supportedVersions  # type: ignore[arg-type]  # one of the two is set
+            supported = _decode_discovered(codec.owned(message, message.result)).supportedVersions  # type: ignore[arg-type]  # one of the two is set
         except (msgspec.DecodeError, RecursionError):
             supported = []
         return Verdict(True, supported)
-    code, listed, error = _read_error(message.error)
+    code, listed, error = _read_error(Raw(codec.owned(message, message.error)))
     modern = [version for version in listed if version not in LEGACY_VERSIONS]
     if code == UNSUPPORTED_VERSION and modern:
         return Verdict(True, modern)
     return Verdict(False, listed, code in (METHOD_NOT_FOUND, UNSUPPORTED_VERSION) or bool(listed), error)
 
 
-def read_initialize(message: Message | None) -> Verdict | Greeting:
+def read_initialize(message: Message | None, codec: Codec) -> Verdict | Greeting:
     """What a server's answer to `initialize` says of the legacy era: a greeting, or that it is refused."""
     if message is None:
         return Verdict(False)
     if message.error is not UNSET:
-        code, listed, error = _read_error(message.error)
+        code, listed, error = _read_error(Raw(codec.owned(message, message.error)))
         return Verdict(False, listed, code in (METHOD_NOT_FOUND, UNSUPPORTED_VERSION) or bool(listed), error)
     members = decode_members(message.result)  # type: ignore[arg-type]  # one of the two is set
     try:
@@ -260,22 +261,21 @@ def read_initialize(message: Message | None) -> Verdict | Greeting:
         version = ""
     if not members or not version:
         return Verdict(False)
-    owned = {name: Raw(bytes(value)) for name, value in members.items()}
+    owned = {name: Raw(codec.owned(message, value)) for name, value in members.items()}
     return Greeting(owned, version, bytes(owned.get("capabilities", Raw(b"{}"))))
 
 
 def _read_error(error: Raw) -> tuple[int, list[str], Raw]:
     """Code, versions it names, and the bytes of an error object."""
-    owned = Raw(bytes(error))
     try:
-        refusal = _decode_refusal(owned)
+        refusal = _decode_refusal(error)
     except (msgspec.DecodeError, RecursionError):
-        return 0, [], owned
+        return 0, [], error
     try:
         supported = _decode_refusal_data(refusal.data).supported
     except (msgspec.DecodeError, RecursionError):
         supported = []
-    return refusal.code, supported, owned
+    return refusal.code, supported, error
 
 
 def negotiate(asked: str, served: str) -> str:

@@ -15,6 +15,7 @@ Spec: JSON-RPC 2.0; 2026-07-28 basic, "Messages" and "Error Codes".
 
 from __future__ import annotations
 
+import binascii
 import re
 from collections.abc import Callable
 from itertools import accumulate
@@ -206,7 +207,7 @@ class Codec:
     """Decode lines and encode messages.
 
     Args:
-        salt: bytes no peer can guess, of at least 16 bytes in service. With them
+        salt: bytes no peer can guess, of at least 9 bytes in service (more add nothing). With them
             an unpaired surrogate escape is spelled while it is inside the bridge, so
             that no text of a peer can be taken for one.
         max_depth: the deepest nesting that is accepted, or 0 for the parser's own limit.
@@ -217,7 +218,8 @@ class Codec:
     __slots__ = ("_marker", "_max_depth", "_short", "_unmark")
 
     def __init__(self, salt: bytes, max_depth: int = 0) -> None:
-        self._marker = b"~" + salt.hex().encode() + b":"
+        # Short, since a text full of such escapes grows by as much for each.
+        self._marker = b"~" + binascii.b2a_base64(salt, newline=False)[:12] + b":"
         self._unmark = re.compile(re.escape(self._marker) + rb"([0-9a-fA-F]{4});")
         self._max_depth = max_depth
         self._short = min(_SHORT, 2 * max_depth) if max_depth else _SHORT

@@ -191,13 +191,13 @@ class Seats:
             return
         seat = self._tables.seats[child.seat]
         if entry.kind is Kind.PROBE:
-            verdict = read_probe(message)
+            verdict = read_probe(message, self._tables.codec_up)
             if verdict.spoken:
                 self._tables.supported = verdict.supported
             event = Event.DISCOVERED if verdict.spoken else Event.SPURNED
             self._carry_out(seat, child, child.handshake.happen(event), verdict)
         else:
-            greeting = read_initialize(message)
+            greeting = read_initialize(message, self._tables.codec_up)
             event = Event.INITIALIZED if isinstance(greeting, Greeting) else Event.REFUSED
             self._carry_out(seat, child, child.handshake.happen(event), greeting)
 
