@@ -129,6 +129,9 @@ _LONE_SURROGATE: Final = re.compile(
 # A line of this length holds no `id` of over 1 KiB, and nesting of 128 levels at most.
 _SHORT: Final = 256
 
+# Up to this length counting all brackets is cheaper than looking for the first few.
+_COUNTED: Final = 1024
+
 # What of a line decides how deep it nests, and what each bracket adds to the depth.
 _BESIDE: Final = bytes(set(range(256)) - set(b'[]{}"'))
 _QUOTED: Final = re.compile(rb'"[^"]*+"')
@@ -248,7 +251,14 @@ class Codec:
             if end < 1 or block[begin] != 0x7B or block[end - 1] != 0x7D:
                 return None
             if end - begin > short:
-                if max_depth and too_deep(block, begin, end, max_depth):
+                if (
+                    max_depth
+                    and (
+                        end - begin > _COUNTED
+                        or block.count(b"{", begin, end) + block.count(b"[", begin, end) > max_depth
+                    )
+                    and too_deep(block, begin, end, max_depth)
+                ):
                     return None
                 id = message.id
                 if id is not UNSET and _is_long(id):
