@@ -1,6 +1,6 @@
-"""Check messages against the protocol's own JSON schema (`tests/data/mcp-2026-07-28.schema.json`).
+"""Check messages against the protocol's own JSON schemas (`tests/data/mcp-REVISION.schema.json`).
 
-It knows the few keywords that schema uses and fails on any other, so that nothing goes unchecked. `format`
+It knows the few keywords those schemas use and fails on any other, so that nothing goes unchecked. `format`
 is the exception: of its values, `uri` is checked for a scheme, the others are not.
 """
 
@@ -18,17 +18,22 @@ DATA = Path(__file__).resolve().parents[1] / "data"
 _SILENT = {"$schema", "$comment", "$defs", "description", "default"}
 
 
+MODERN = "2026-07-28"
+LEGACY = "2025-11-25"
+
+
 @cache
-def _definitions() -> dict[str, Any]:
-    schema: dict[str, Any] = json.loads((DATA / "mcp-2026-07-28.schema.json").read_text())
+def _definitions(revision: str) -> dict[str, Any]:
+    schema: dict[str, Any] = json.loads((DATA / f"mcp-{revision}.schema.json").read_text())
     definitions: dict[str, Any] = schema["$defs"]
     return definitions
 
 
-def assert_valid(instance: Any, definition: str) -> None:
+def assert_valid(instance: Any, definition: str, revision: str = MODERN) -> None:
     """AssertionError if `instance` is not what the schema calls `definition`, with every fault found."""
-    faults = list(_faults(instance, _definitions()[definition], definition))
-    assert not faults, f"not a {definition}: {'; '.join(faults)}\n{json.dumps(instance)[:2000]}"
+    definitions = _definitions(revision)
+    faults = list(_faults(instance, definitions[definition], definition, definitions))
+    assert not faults, f"not a {definition} of {revision}: {'; '.join(faults)}\n{json.dumps(instance)[:2000]}"
 
 
 def _is(instance: Any, type_name: str) -> bool:
@@ -41,13 +46,13 @@ def _is(instance: Any, type_name: str) -> bool:
     )
 
 
-def _faults(instance: Any, schema: Any, where: str) -> Iterator[str]:
+def _faults(instance: Any, schema: Any, where: str, definitions: dict[str, Any]) -> Iterator[str]:
     if schema in ({}, True):
         return
     for keyword, value in schema.items():
         match keyword:
             case "$ref":
-                yield from _faults(instance, _definitions()[value.removeprefix("#/$defs/")], where)
+                yield from _faults(instance, definitions[value.removeprefix("#/$defs/")], where, definitions)
             case "type":
                 names = [value] if isinstance(value, str) else value
                 if not any(_is(instance, name) for name in names):
@@ -59,11 +64,11 @@ def _faults(instance: Any, schema: Any, where: str) -> Iterator[str]:
                 if instance not in value:
                     yield f"{where}: {instance!r} is none of {value}"
             case "anyOf":
-                if all(list(_faults(instance, option, where)) for option in value):
+                if all(list(_faults(instance, option, where, definitions)) for option in value):
                     yield f"{where}: fits none of {[option.get('$ref', option) for option in value]}"
             case "allOf":
                 for option in value:
-                    yield from _faults(instance, option, where)
+                    yield from _faults(instance, option, where, definitions)
             case "required":
                 if isinstance(instance, dict):
                     yield from (f"{where}: lacks {name}" for name in value if name not in instance)
@@ -71,18 +76,18 @@ def _faults(instance: Any, schema: Any, where: str) -> Iterator[str]:
                 if isinstance(instance, dict):
                     for name, option in value.items():
                         if name in instance:
-                            yield from _faults(instance[name], option, f"{where}.{name}")
+                            yield from _faults(instance[name], option, f"{where}.{name}", definitions)
             case "additionalProperties":
                 if isinstance(instance, dict):
                     for name in instance.keys() - schema.get("properties", {}).keys():
                         if value is False:
                             yield f"{where}: {name} is not known"
                         else:
-                            yield from _faults(instance[name], value, f"{where}.{name}")
+                            yield from _faults(instance[name], value, f"{where}.{name}", definitions)
             case "items":
                 if isinstance(instance, list):
                     for index, item in enumerate(instance):
-                        yield from _faults(item, value, f"{where}[{index}]")
+                        yield from _faults(item, value, f"{where}[{index}]", definitions)
             case "maxItems":
                 if isinstance(instance, list) and len(instance) > value:
                     yield f"{where}: more than {value} items"

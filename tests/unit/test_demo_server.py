@@ -1,4 +1,4 @@
-"""The demo server: a correct modern server, checked against the protocol's own schema."""
+"""The demo server in the modern era: a correct server, checked against the protocol's own schema."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from bridge.demo_server import MAX_LINE_BYTES, MODERN, DemoServer
+from bridge.demo_modern import MODERN
+from bridge.demo_server import DUAL, MAX_LINE_BYTES, MODERN_ONLY, DemoServer
 from tests.support.client import LOG_LEVEL, MODERN_META, SUBSCRIPTION_ID, modern_request
 from tests.support.schema import assert_valid
 
@@ -19,10 +20,10 @@ Message = dict[str, Any]
 class Scenario:
     """A demo server with a clock that a test moves; checks every message it sends against the schema."""
 
-    def __init__(self, tick_s: float = 0.0) -> None:
+    def __init__(self, tick_s: float = 0.0, era: str = DUAL) -> None:
         self.now = 0.0
         self.sent: list[Message] = []
-        self.server = DemoServer(self._write, tick_s, lambda: self.now)
+        self.server = DemoServer(self._write, tick_s, lambda: self.now, era=era)
 
     def _write(self, data: bytes) -> None:
         assert data.endswith(b"\n")
@@ -63,7 +64,7 @@ class Scenario:
         """Let time pass, in steps of 10 ms."""
         for _ in range(round(seconds * 100)):
             self.now += 0.01
-            self.server.run_due()
+            self.server.demo.run_due()
         return self.take()
 
 
@@ -237,16 +238,16 @@ def test_a_cancelled_subscription_gets_nothing_more() -> None:
 def test_the_counter_moves_on_by_itself_only_while_somebody_is_subscribed_to_it() -> None:
     s = Scenario(tick_s=0.2)
     s.after(1)
-    assert s.server.counter == 0
+    assert s.server.demo.counter == 0
     s.listen(1, resourceSubscriptions=["demo://clock"])
     s.listen(2, toolsListChanged=True)
-    assert len(s.after(1.05)) == s.server.counter == 5
+    assert len(s.after(1.05)) == s.server.demo.counter == 5
     s.cancel(1)
     s.after(1)
-    assert s.server.counter == 5
+    assert s.server.demo.counter == 5
     s.listen(3, resourceSubscriptions=["demo://clock"])
     s.after(0.45)
-    assert s.server.counter == 7
+    assert s.server.demo.counter == 7
 
 
 def test_what_is_read_is_the_counter() -> None:
@@ -305,7 +306,7 @@ def test_wrong_params_are_invalid_params(method: str, params: Message) -> None:
 @pytest.mark.parametrize("method", sorted(MODERN))
 def test_a_request_without_the_meta_every_request_must_carry_is_invalid_params(method: str) -> None:
     """Spec 2026-07-28 basic/versioning."""
-    s = Scenario()
+    s = Scenario(era=MODERN_ONLY)
     without_capabilities = {key: value for key, value in MODERN_META.items() if "Capabilities" not in key}
     wrong: list[Any] = [None, [], {}, {"_meta": 1}, {"_meta": {}}, {"_meta": without_capabilities}]
     for params in wrong:
@@ -334,7 +335,7 @@ def test_another_version_is_refused_with_the_versions_there_are(version: Any) ->
 def test_initialize_is_refused_with_the_versions_there_are() -> None:
     """Spec 2026-07-28 basic/versioning: a modern server says so to a legacy client."""
     message = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": {"protocolVersion": "2025-11-25"}}
-    (response,) = Scenario().line(json.dumps(message).encode())
+    (response,) = Scenario(era=MODERN_ONLY).line(json.dumps(message).encode())
     assert_valid(response, "UnsupportedProtocolVersionError")
     assert response["error"]["data"] == {"supported": ["2026-07-28"], "requested": "2025-11-25"}
 
