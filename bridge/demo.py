@@ -1,8 +1,9 @@
-"""Show the main job: one server, two clients with equal ids and tokens, and nothing crosses.
+"""Show the main job: one server, clients of both eras with equal ids and tokens, and nothing crosses.
 
-`mcp-bridge demo` starts a bridge and the demo server as processes of their own, on a private socket, is both
-clients itself, prints what each of them sends and receives, and judges it (`demo_check`). It is one thread
-with two sockets; every wait has a bound.
+`mcp-bridge demo` starts a bridge and the demo server as processes of their own, on a private socket, is all
+clients itself, prints what each of them sends and receives, and judges it (`demo_check`). First two modern
+clients share a process of the server; then a modern and a legacy one are served side by side, each era by a
+process of its own. It is one thread; every wait has a bound.
 """
 
 from __future__ import annotations
@@ -41,6 +42,11 @@ META: Object = {
     "io.modelcontextprotocol/clientInfo": {"name": "mcp-bridge-demo-client", "version": "1.0.0"},
     "io.modelcontextprotocol/clientCapabilities": {},
 }
+HELLO: Object = {
+    "protocolVersion": "2025-11-25",
+    "clientInfo": {"name": "mcp-bridge-demo-client", "version": "1.0.0"},
+    "capabilities": {},
+}
 
 
 class DemoFailed(Exception):
@@ -52,6 +58,7 @@ class Screen:
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
+        self._left = ""
         columns = shutil.get_terminal_size((100, 24)).columns
         self._width = max(36, min(60, (columns - 3) // 2))
 
@@ -59,14 +66,19 @@ class Screen:
         self._out.write(line + "\n")
         self._out.flush()
 
+    def columns(self, left: Expectations, right: Expectations) -> None:
+        """From now on these two clients have the columns."""
+        self._left = left.name
+        self.row(*(f"client {one.name}{', legacy' if one.legacy else ''}" for one in (left, right)))
+
     def row(self, left: str, right: str) -> None:
         width = self._width
         self.text(f"{_cut(left, width):<{width}} | {_cut(right, width)}".rstrip())
 
     def message(self, client: str, mark: str, belongs: str, says: str) -> None:
-        """One message of client "A" or "B": mark ">" sent, "<" received, "!" received and wrong."""
+        """One message of a client: mark ">" sent, "<" received, "!" received and wrong."""
         cell = f"{mark} {belongs:<7} {ascii(says)[1:-1]}"
-        self.row(*((cell, "") if client == "A" else ("", cell)))
+        self.row(*((cell, "") if client == self._left else ("", cell)))
 
 
 def _cut(text: str, width: int) -> str:
@@ -77,12 +89,15 @@ def _cut(text: str, width: int) -> str:
 class Client:
     """One connection: sends requests, tells `expected` about them, and reads what comes."""
 
-    name: str
     sock: socket.socket
     screen: Screen
     expected: Expectations
     partial: bytearray = field(default_factory=bytearray)
     ended: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.expected.name
 
     def _send(self, message: Object, belongs: str, says: str) -> None:
         self.screen.message(self.name, ">", belongs, says)
@@ -94,15 +109,33 @@ class Client:
     def request(self, method: str, params: Object, sent: Sent, meta: Object | None = None) -> None:
         """Send a request that must be answered as `sent` says."""
         self.expected.sent(sent)
-        params = {**params, "_meta": {**META, **(meta or {})}}
+        meta = {**({} if self.expected.legacy else META), **(meta or {})}
+        if meta:
+            params = {**params, "_meta": meta}
         message = {"jsonrpc": "2.0", "id": sent.id, "method": method, "params": params}
         self._send(message, f"id {json.dumps(sent.id)}", sent.what)
+
+    def initialize(self, id: int) -> None:
+        """Ask for a legacy session."""
+        self.request("initialize", HELLO, Sent(id, "initialize", f"speaks {HELLO['protocolVersion']}"))
+
+    def initialized(self) -> None:
+        """Say that the legacy session has begun."""
+        self.expected.opened_session()
+        self._send({"jsonrpc": "2.0", "method": "notifications/initialized"}, "session", "initialized")
 
     def call(self, id: int, tool: str, arguments: Object, answer: str, what: str) -> None:
         """`tools/call` that must return the text `answer`."""
         self.request("tools/call", {"name": tool, "arguments": arguments}, Sent(id, what, answer))
 
-    def call_slow(self, id: int, token: int, label: str, *, steps: int, delay_ms: int, logs: bool) -> None:
+    def echo(self, id: int, text: str) -> None:
+        """Have a text repeated that names this client."""
+        text = f"{text} from {self.name}"
+        self.call(id, "echo", {"text": text}, text, f"echo {text}")
+
+    def call_slow(
+        self, id: int, token: int, label: str, *, steps: int, delay_ms: int, logs: bool = False
+    ) -> None:
         """`slow` with progress under `token`, all of it marked with `label`; with `logs` one log message."""
         arguments = {"steps": steps, "delay_ms": delay_ms, "label": label}
         sent = Sent(
@@ -164,55 +197,87 @@ def pump(clients: list[Client], seconds: float, missing: Callable[[], list[str]]
                     raise DemoFailed(f"the bridge ended the connection of {client.name}")
 
 
-def play(a: Client, b: Client, screen: Screen) -> None:
-    """Send everything, step by step, and wait for what belongs to each step. Raises DemoFailed."""
+@contextlib.contextmanager
+def scene(clients: list[Client], title: str) -> Iterator[None]:
+    """A step of the demo: what is sent in it, and then the wait for all that belongs to it."""
+    screen = clients[0].screen
+    screen.text()
+    screen.text(f"-- {title}")
+    yield
+    pump(clients, STEP_TIMEOUT_S, lambda: [text for client in clients for text in client.expected.missing()])
+
+
+def cancel_one(clients: list[Client], id: int, canceller: Client) -> None:
+    """Both call `slow` under one id and one new token; `canceller` cancels its own."""
+    for client, fruit in zip(clients, ("cherries", "dates"), strict=True):
+        client.call_slow(id, id + 1, fruit, steps=3, delay_ms=200)
+    # Both are seen to run: a cancel that hits the wrong one must find it.
+    pump(clients, STEP_TIMEOUT_S, lambda: [t for client in clients for t in client.expected.not_running(id)])
+    canceller.cancel(id)
+
+
+def nothing_more(clients: list[Client]) -> None:
+    """All has come: what comes still is a fault."""
+    screen = clients[0].screen
+    screen.text()
+    screen.text("-- nothing more may come")
+    pump(clients, QUIET_S, None)
+
+
+def play_modern(a: Client, b: Client) -> None:
+    """Two modern clients. Raises DemoFailed."""
     both = [a, b]
-
-    @contextlib.contextmanager
-    def scene(title: str) -> Iterator[None]:
-        screen.text()
-        screen.text(f"-- {title}")
-        yield
-        pump(both, STEP_TIMEOUT_S, lambda: [text for client in both for text in client.expected.missing()])
-
-    with scene("both ask what the server is"):
+    with scene(both, "both ask what the server is"):
         for client in both:
             client.request("server/discover", {}, Sent(1, "server/discover", "speaks 2026-07-28"))
-    with scene("both subscribe under equal ids: sub 2 differs, sub 3 is the same and is shared"):
+    with scene(both, "both subscribe under equal ids: sub 2 differs, sub 3 is the same and is shared"):
         a.listen(2, {"toolsListChanged": True}, "tools")
         b.listen(2, {"resourceSubscriptions": [CLOCK_URI]}, "the clock")
         for client in both:
             client.listen(
                 3, {"toolsListChanged": True, "resourceSubscriptions": [CLOCK_URI]}, "tools and the clock"
             )
-    with scene("both call, under equal ids and equal progress tokens; only A asks for logs"):
+    with scene(both, "both call, under equal ids and equal progress tokens; only A asks for logs"):
         for client, fruit in ((a, "apples"), (b, "bananas")):
             client.call_slow(4, 7, fruit, steps=3, delay_ms=60, logs=client is a)
-            client.call(
-                5,
-                "echo",
-                {"text": f"{fruit} from {client.name}"},
-                f"{fruit} from {client.name}",
-                "echo " + fruit,
-            )
-    with scene("A moves the clock on, B changes the list of tools: whoever subscribed is told"):
+            client.echo(5, fruit)
+    with scene(both, "A moves the clock on, B changes the list of tools: whoever subscribed is told"):
         for client in both:
             client.expected.change(RESOURCE_UPDATED)
             client.expected.change(TOOLS_CHANGED)
         a.call(6, "touch", {}, "1", "touch")
         b.call(6, "toggle", {}, "extra is shown", "toggle")
-    with scene("both read the clock"):
+    with scene(both, "both read the clock"):
         for client in both:
             client.request("resources/read", {"uri": CLOCK_URI}, Sent(7, f"read {CLOCK_URI}", "1"))
-    with scene("both call under id 8; A cancels its own, B's goes on"):
-        a.call_slow(8, 9, "cherries", steps=3, delay_ms=200, logs=False)
-        b.call_slow(8, 9, "dates", steps=3, delay_ms=200, logs=False)
-        # Both are seen to run: a cancel that hits the wrong one must find it.
-        pump(both, STEP_TIMEOUT_S, lambda: [t for client in both for t in client.expected.not_running(8)])
-        a.cancel(8)
-    screen.text()
-    screen.text("-- nothing more may come")
-    pump(both, QUIET_S, None)
+    with scene(both, "both call under id 8; A cancels its own, B's goes on"):
+        cancel_one(both, 8, a)
+    nothing_more(both)
+
+
+def play_eras(a: Client, c: Client) -> None:
+    """A modern client and a legacy one. Raises DemoFailed."""
+    both = [a, c]
+    with scene(both, "C asks for a legacy session: its era gets a server process of its own"):
+        c.initialize(1)
+    with scene(both, "both list the tools: A's process shows extra since B's toggle, C's does not"):
+        c.initialized()
+        tools = "echo slow touch toggle"
+        a.request("tools/list", {}, Sent(9, "tools/list", f"{tools} extra"))
+        c.request("tools/list", {}, Sent(9, "tools/list", tools))
+    with scene(both, "both call, under equal ids and equal progress tokens"):
+        for client, fruit in ((a, "apples"), (c, "figs")):
+            client.call_slow(10, 7, fruit, steps=3, delay_ms=60)
+            client.echo(11, fruit)
+    with scene(
+        both, "each changes its server's list of tools: A is told where it subscribed, C in its session"
+    ):
+        for client, answer in ((a, "extra is hidden"), (c, "extra is shown")):
+            client.expected.change(TOOLS_CHANGED)
+            client.call(12, "toggle", {}, answer, "toggle")
+    with scene(both, "both call under id 13; C cancels its own, A's goes on"):
+        cancel_one(both, 13, c)
+    nothing_more(both)
 
 
 def connect(path: str, process: subprocess.Popen[bytes]) -> socket.socket:
@@ -271,11 +336,11 @@ def show(command: Callable[[str], list[str]], out: TextIO) -> int:
     path = os.path.join(directory, "mcp.sock")
     log = Path(directory, "bridge.log")
     faults: list[str] = []
-    checks = [Expectations("A"), Expectations("B")]
+    checks = [Expectations("A"), Expectations("B"), Expectations("C", legacy=True)]
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
         argv = command(f"unix:{path}")
-        screen.text(f"One server, one bridge, two clients. Socket: {path}")
+        screen.text(f"One server, one bridge, clients of both eras. Socket: {path}")
         screen.text("> sent, < received, with the ids as each client sees them")
         with log.open("wb") as stderr:
             # In the private directory: `-m` looks for the package in the working directory first.
@@ -283,21 +348,29 @@ def show(command: Callable[[str], list[str]], out: TextIO) -> int:
                 argv, stdin=subprocess.DEVNULL, stdout=stderr, stderr=stderr, cwd=directory, env=environment()
             )
         stack.callback(_end, process)
+
+        def join(check: Expectations) -> Client:
+            return Client(stack.enter_context(connect(path, process)), screen, check)
+
         try:
-            clients = [
-                Client(check.name, stack.enter_context(connect(path, process)), screen, check)
-                for check in checks
-            ]
+            a, b = (join(check) for check in checks[:2])
             screen.text()
-            screen.row("client A", "client B")
-            play(clients[0], clients[1], screen)
+            screen.columns(a.expected, b.expected)
+            play_modern(a, b)
+            b.sock.close()
+            screen.text()
+            screen.text("B leaves, C comes")
+            c = join(checks[2])
+            screen.text()
+            screen.columns(a.expected, c.expected)
+            play_eras(a, c)
         except DemoFailed as error:
             faults.append(str(error))
         if process.poll() is None:
             faults += stop(process, path)
         elif not faults:
             faults.append(f"the bridge ended with {process.returncode}")
-        faults = [*checks[0].faults, *checks[1].faults, *faults]
+        faults = [*(fault for check in checks for fault in check.faults), *faults]
         screen.text()
         for fault in faults:
             screen.text(f"WRONG {ascii(fault)[1:-1]}")
@@ -306,7 +379,9 @@ def show(command: Callable[[str], list[str]], out: TextIO) -> int:
                 screen.text(f"log   {ascii(line)[1:-1]}")
             screen.text(f"FAILED: {len(faults)} things were wrong")
             return 1
-    screen.text(f"OK: {checks[0].received} messages to A, {checks[1].received} to B, nothing crossed")
+    first, *others = checks
+    counts = "".join(f", {check.received} to {check.name}" for check in others)
+    screen.text(f"OK: {first.received} messages to {first.name}{counts}, nothing crossed")
     return 0
 
 
@@ -325,7 +400,7 @@ def main(argv: list[str]) -> int:
     """`mcp-bridge demo`. Returns 0 if nothing crossed, was missing or came late; else 1."""
     parser = argparse.ArgumentParser(
         prog="mcp-bridge demo",
-        description="Start a bridge with the demo server, be two of its clients, judge what they get.",
+        description="Start a bridge with the demo server, be three of its clients, judge what they get.",
     )
     parser.parse_args(argv)
     # As with Ctrl-C: leave through `finally`, so that the bridge is stopped and the directory removed.

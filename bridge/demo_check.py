@@ -19,6 +19,9 @@ LOG_LEVEL_KEY = "io.modelcontextprotocol/logLevel"
 TOOLS_CHANGED = "notifications/tools/list_changed"
 RESOURCE_UPDATED = "notifications/resources/updated"
 
+# Key of what a legacy client holds without asking. Other keys are ids as JSON, so it is none of them.
+SESSION = "session"
+
 
 @dataclass
 class Sent:
@@ -37,9 +40,11 @@ class Sent:
 
 @dataclass
 class Held:
-    """A subscription: the filter it asked for, and how many changes of each kind are due and have come."""
+    """A subscription, or what a legacy session is told of as one: the filter it asked for, and how many
+    changes of each kind are due and have come.
+    """
 
-    id: str | int
+    name: str
     wanted: Object
     acknowledged: bool = False
     due: dict[str, int] = field(default_factory=dict)
@@ -54,8 +59,9 @@ class Held:
 class Expectations:
     """What one client has a right to. `faults` collects what was wrong; `received` counts all messages."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, legacy: bool = False) -> None:
         self.name = name
+        self.legacy = legacy
         self.received = 0
         self.faults: list[str] = []
         self._open: dict[str, Sent] = {}
@@ -67,7 +73,15 @@ class Expectations:
 
     def subscribed(self, id: str | int, wanted: Object) -> None:
         """A `subscriptions/listen` with this filter went out."""
-        self._held[json.dumps(id)] = Held(id, wanted)
+        name = json.dumps(id)
+        self._held[name] = Held(f"subscription {name}", wanted)
+
+    def opened_session(self) -> None:
+        """`notifications/initialized` goes out: from now on a legacy client is told of changes.
+
+        Of the list of tools alone: what else there is must be subscribed to.
+        """
+        self._held[SESSION] = Held("its session", {"toolsListChanged": True}, acknowledged=True)
 
     def cancelled(self, id: str | int) -> None:
         """The request was cancelled: it must not be answered. Progress may have been on its way already."""
@@ -87,10 +101,10 @@ class Expectations:
         texts = [f"{self.name}: the response to id {sent.id!r}" for sent in waiting]
         for held in self._held.values():
             if not held.acknowledged:
-                texts.append(f"{self.name}: the acknowledgement of subscription {held.id!r}")
+                texts.append(f"{self.name}: the acknowledgement of {held.name}")
             for method, due in held.due.items():
                 if held.came.get(method, 0) < due:
-                    texts.append(f"{self.name}: {method} on subscription {held.id!r}")
+                    texts.append(f"{self.name}: {method} on {held.name}")
         return texts
 
     def not_running(self, id: str | int) -> list[str]:
@@ -121,15 +135,15 @@ class Expectations:
     def _judge(self, message: Object) -> tuple[str, str]:
         if "method" not in message:
             return self._response(message)
-        method, params = message["method"], message["params"]
+        method, params = message["method"], message.get("params", {})
         if "id" in message:
-            self._fault(f"a request, {method}: a modern client never gets one")
+            self._fault(f"a request, {method}: no client of a shared server ever gets one")
             return "?", method
         if method == "notifications/progress":
             return self._progress(params)
         if method == "notifications/message":
             return self._log(params)
-        return self._subscription(method, params)
+        return self._change(method, params)
 
     def _response(self, message: Object) -> tuple[str, str]:
         belongs = f"id {json.dumps(message['id'])}"
@@ -150,6 +164,8 @@ class Expectations:
             self._fault(f"{belongs} was answered after {sent.done} of {sent.steps} progress notifications")
         elif sent.logs:
             self._fault(f"{belongs} was answered before its log message came")
+        elif ("resultType" in message["result"]) == self.legacy:
+            self._fault(f"{belongs} was answered as in the other era")
         return belongs, says
 
     def _progress(self, params: Object) -> tuple[str, str]:
@@ -180,29 +196,33 @@ class Expectations:
             self._fault(f"a log message nobody here asked for: {label}")
         return "log", str(label)
 
-    def _subscription(self, method: str, params: Object) -> tuple[str, str]:
-        id = json.dumps(params["_meta"][SUBSCRIPTION_KEY])
-        belongs, says = f"sub {id}", method.removeprefix("notifications/")
+    def _change(self, method: str, params: Object) -> tuple[str, str]:
+        says = method.removeprefix("notifications/")
+        if self.legacy and SUBSCRIPTION_KEY not in params.get("_meta", {}):
+            id, belongs, name = SESSION, "session", "its session"
+        else:
+            id = json.dumps(params["_meta"][SUBSCRIPTION_KEY])
+            belongs, name = f"sub {id}", f"subscription {id}"
         held = self._held.get(id)
         if held is None:
-            self._fault(f"{method} for subscription {id}, which is not open here")
+            self._fault(f"{method} for {name}, which is not open here")
         elif method == "notifications/subscriptions/acknowledged":
             says = "acknowledged"
             if held.acknowledged:
-                self._fault(f"subscription {id} was acknowledged twice")
+                self._fault(f"{name} was acknowledged twice")
             elif params["notifications"] != held.wanted:
-                self._fault(f"subscription {id} was granted {params['notifications']}, not {held.wanted}")
+                self._fault(f"{name} was granted {params['notifications']}, not {held.wanted}")
             held.acknowledged = True
         elif not held.acknowledged:
-            self._fault(f"{method} on subscription {id} before its acknowledgement")
+            self._fault(f"{method} on {name} before its acknowledgement")
         elif not held.wants(method):
-            self._fault(f"{method} on subscription {id}, which asked for {held.wanted}")
+            self._fault(f"{method} on {name}, which asked for {held.wanted}")
         else:
             held.came[method] = held.came.get(method, 0) + 1
             if held.came[method] > held.due.get(method, 0):
-                self._fault(f"{method} on subscription {id} came more often than it happened")
+                self._fault(f"{method} on {name} came more often than it happened")
             if method == RESOURCE_UPDATED and params["uri"] not in held.wanted["resourceSubscriptions"]:
-                self._fault(f"subscription {id} was told of {params['uri']}, not {held.wanted}")
+                self._fault(f"{name} was told of {params['uri']}, not {held.wanted}")
         return belongs, says
 
 
@@ -210,5 +230,9 @@ def _text_of(result: Object) -> str:
     """What a result of the demo server says, in one text."""
     if "supportedVersions" in result:
         return "speaks " + ", ".join(result["supportedVersions"])
+    if "protocolVersion" in result:
+        return f"speaks {result['protocolVersion']}"
+    if "tools" in result:
+        return " ".join(tool["name"] for tool in result["tools"])
     content = result["contents"] if "contents" in result else result["content"]
     return str(content[0]["text"])

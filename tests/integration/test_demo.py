@@ -48,7 +48,21 @@ NOTICED = {
     "leave-socket": r"the bridge left its socket behind",
     "ignore-sigterm": r"the bridge did not stop within",
     "die": r"the bridge ended (the connection of|with 5)",
+    "one-process": r"C: id 1 \(initialize\) failed: error -32022",
+    "modern-shape": r"C: id 1 was answered as in the other era",
+    "cross-eras": r"A: .*response to id 11.* '?figs from C",
+    "cross-eras-progress": r"A: progress for token 7 .*step 1 of 3, figs",
+    "cross-eras-cancel": r"not within .* A: the response to id 13",
+    "lose-session-answer": r"not within .* C: the response to id 9",
+    "ignore-session-cancel": r"C: a response to id 13, which was cancelled",
+    "lose-session-change": r"not within .* C: notifications/tools/list_changed on its session",
+    "double-session-change": r"C: notifications/tools/list_changed on its session came more often",
+    "leak-session-change": r"A: not understood \(KeyError",
+    "leak-change": r"C: notifications/tools/list_changed on its session came more often",
 }
+
+# A cancelled call, one of A's and one of C's, had one to three steps of progress.
+OK = r"^OK: (28|29|30) messages to A, 17 to B, 1[0-2] to C, nothing crossed$"
 
 
 def command_of(fault: str, address: str) -> list[str]:
@@ -84,8 +98,7 @@ def shown() -> dict[str, tuple[int, str]]:
 def test_a_bridge_that_keeps_clients_apart_passes(shown: dict[str, tuple[int, str]]) -> None:
     code, text = shown["none"]
     assert code == 0, text
-    # The cancelled call had at least one step of progress.
-    assert re.search(r"^OK: 1[5-7] messages to A, 17 to B, nothing crossed$", text, re.MULTILINE), text
+    assert re.search(OK, text, re.MULTILINE), text
     assert "WRONG" not in text
     assert text.isascii()
 
@@ -105,7 +118,7 @@ async def test_the_command_shows_that_nothing_crosses_and_leaves_nothing_behind(
         completed = await run_command("demo", env={"TMPDIR": directory}, cwd=tmp_path, timeout=40)
         left = os.listdir(directory)
     assert completed.code == 0, completed
-    assert re.search(rb"^OK: 1[5-7] messages to A, 17 to B, nothing crossed$", completed.stdout, re.MULTILINE)
+    assert re.search(OK.encode(), completed.stdout, re.MULTILINE)
     assert completed.stderr == ""
     assert left == []
 

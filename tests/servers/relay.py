@@ -1,13 +1,15 @@
 """A stand-in for a bridge, small enough to be read: correct by default, or with one fault of a bad one.
 
 `python relay.py ADDRESS FAULT COMMAND [ARG ...]` listens on `unix:PATH`, starts COMMAND once and serves it to
-many clients with rewritten ids, tokens and subscription ids; SIGTERM ends it with status 0. It is here to
-try whether a check of bridges notices the faults; FAULT is `none` or one of `FAULTS`. Clients are numbered
-0, 1, ... as they connect, and a fault that crosses gives what is for one client to the other of a pair.
+many modern clients with rewritten ids, tokens and subscription ids; for a legacy client, the only one, it
+starts it once more. SIGTERM ends it with status 0. It is here to try whether a check of bridges notices the
+faults; FAULT is `none` or one of `FAULTS`. A fault that crosses gives what is for one client to another that
+is there.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
@@ -49,13 +51,30 @@ FAULTS = {
     "leave-socket": "it leaves its socket behind",
     "ignore-sigterm": "SIGTERM does not end it",
     "die": "it exits at `resources/read`",
+    "one-process": "the legacy client is served by the process of the modern ones",
+    "modern-shape": "answers to the legacy client look like modern ones",
+    "cross-eras": "answers of `echo` for the legacy client go to the modern one",
+    "cross-eras-progress": "progress for the legacy client goes to the modern one",
+    "cross-eras-cancel": "a cancellation of the legacy client ends the same id of every client",
+    "lose-session-answer": "answers of `tools/list` for the legacy client are lost",
+    "ignore-session-cancel": "cancellations of the legacy client are not passed on",
+    "lose-session-change": "the legacy client is not told of changes",
+    "double-session-change": "the legacy client is told of changes twice",
+    "leak-session-change": "changes in the legacy session are told to everybody",
+    "leak-change": "changes of the modern list of tools are told in the legacy session too",
 }
 
 
-@dataclass
+@dataclass(eq=False)
 class Client:
-    number: int
     sock: socket.socket
+    legacy: bool = False
+    partial: bytes = b""
+
+
+@dataclass(eq=False)
+class Child:
+    process: subprocess.Popen[bytes]
     partial: bytes = b""
 
 
@@ -72,51 +91,79 @@ class Entry:
 class Relay:
     def __init__(self, fault: str, command: list[str], path: str) -> None:
         self.fault = fault
+        self.command = command
         self.path = path
         self.last = 1000
+        self.selector = selectors.DefaultSelector()
         self.entries: dict[int, Entry] = {}
         self.clients: list[Client] = []
-        self.child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self.partial = b""
+        self.modern = self.start()
+        self.legacy: Child | None = None
 
-    def to_server(self, message: Message) -> None:
-        assert self.child.stdin is not None
-        self.child.stdin.write(json.dumps(message).encode() + b"\n")
-        self.child.stdin.flush()
+    def start(self) -> Child:
+        child = Child(subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+        assert child.process.stdout is not None
+        self.selector.register(child.process.stdout, selectors.EVENT_READ, child)
+        return child
+
+    def to_server(self, client: Client, message: Message) -> None:
+        child = self.modern
+        if client.legacy and self.fault != "one-process":
+            child = self.legacy = self.legacy or self.start()
+        assert child.process.stdin is not None
+        child.process.stdin.write(json.dumps(message).encode() + b"\n")
+        child.process.stdin.flush()
 
     def to_client(self, client: Client, message: Message) -> None:
-        client.sock.sendall(json.dumps(message).encode() + b"\n")
+        with contextlib.suppress(OSError):  # it may have gone
+            client.sock.sendall(json.dumps(message).encode() + b"\n")
 
     def other(self, client: Client) -> Client:
-        return self.clients[client.number ^ 1]
+        return next(other for other in self.clients if other is not client)
 
     # Client to server.
 
     def client_line(self, client: Client, message: Message) -> None:
-        params = message["params"]
-        if message["method"] == "notifications/cancelled":
-            if self.fault == "ignore-cancel":
-                return
-            for upstream, entry in list(self.entries.items()):
-                mine = entry.client is client or self.fault == "cross-cancel"
-                if mine and entry.id == params["requestId"]:
-                    self.to_server({**message, "params": {**params, "requestId": upstream}})
-                    del self.entries[upstream]
+        method, params = message["method"], message.get("params", {})
+        if method == "initialize":
+            client.legacy = True
+        if method == "notifications/cancelled":
+            self.cancel(client, message)
+            return
+        if "id" not in message:
+            self.to_server(client, message)
             return
         self.last += 1
-        meta = params["_meta"]
-        entry = Entry(
-            client, message["id"], message["method"], params.get("name", ""), meta.get("progressToken")
-        )
+        meta = params.get("_meta", {})
+        entry = Entry(client, message["id"], method, params.get("name", ""), meta.get("progressToken"))
         self.entries[self.last] = entry
         if entry.token is not None:
-            meta = {**meta, "progressToken": self.last}
-        self.to_server({**message, "id": self.last, "params": {**params, "_meta": meta}})
+            params = {**params, "_meta": {**meta, "progressToken": self.last}}
+        self.to_server(client, {**message, "id": self.last, "params": params})
         if entry.method == "resources/read":
             if self.fault == "hang-up":
                 client.sock.shutdown(socket.SHUT_RDWR)
             if self.fault == "die":
                 self.end(5)
+
+    def cancel(self, client: Client, message: Message) -> None:
+        if self.fault == "ignore-cancel" or (self.fault == "ignore-session-cancel" and client.legacy):
+            return
+        everybody = self.fault == "cross-cancel" or (self.fault == "cross-eras-cancel" and client.legacy)
+        for upstream, entry in list(self.entries.items()):
+            if (entry.client is client or everybody) and entry.id == message["params"]["requestId"]:
+                self.end_request(upstream, entry)
+
+    def end_request(self, upstream: int, entry: Entry) -> None:
+        message = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": upstream}}
+        self.to_server(entry.client, message)
+        del self.entries[upstream]
+
+    def client_gone(self, client: Client) -> None:
+        self.clients.remove(client)
+        for upstream, entry in list(self.entries.items()):
+            if entry.client is client:
+                self.end_request(upstream, entry)
 
     # Server to client.
 
@@ -124,27 +171,35 @@ class Relay:
         if "method" not in message:
             self.response(message)
             return
-        params = message["params"]
+        params = message.get("params", {})
         if message["method"] == "notifications/progress":
             self.progress(message, self.entries.get(params["progressToken"]))
         elif message["method"] == "notifications/message":
             askers = [entry.client for entry in self.entries.values() if entry.tool == "slow"]
             for client in self.clients if self.fault == "broadcast-logs" else askers[:1]:
                 self.to_client(client, message)
-        else:
+        elif "_meta" in params:
             self.subscription(message, self.entries.get(params["_meta"][SUBSCRIPTION_ID]))
+        else:
+            self.session_change(message)
 
     def response(self, message: Message) -> None:
         upstream = message["id"]
         entry = self.entries.pop(upstream, None)
         if entry is None or (self.fault == "lose-answer" and entry.method == "resources/read"):
             return
+        legacy = entry.client.legacy
+        if self.fault == "lose-session-answer" and legacy and entry.method == "tools/list":
+            return
         answer = {**message, "id": entry.id}
         if self.fault == "keep-upstream-id":
             answer["id"] = upstream
         if self.fault == "id-as-string":
             answer["id"] = str(entry.id)
-        crossed = self.fault == "cross-answers" and entry.tool == "echo"
+        if self.fault == "modern-shape" and legacy:
+            answer["result"] = {**answer["result"], "resultType": "complete"}
+        crossed = self.fault == "cross-answers" or (self.fault == "cross-eras" and legacy)
+        crossed = crossed and entry.tool == "echo"
         self.to_client(self.other(entry.client) if crossed else entry.client, answer)
         if self.fault == "double-answer" and entry.tool == "echo":
             self.to_client(entry.client, answer)
@@ -164,8 +219,9 @@ class Relay:
         entry.progress.append(restored)
         if self.fault == "lose-progress" and len(entry.progress) == 2:
             return
-        client = self.other(entry.client) if self.fault == "cross-progress" else entry.client
-        self.to_client(client, restored)
+        crossed = self.fault == "cross-progress"
+        crossed = crossed or (self.fault == "cross-eras-progress" and entry.client.legacy)
+        self.to_client(self.other(entry.client) if crossed else entry.client, restored)
 
     def subscription(self, message: Message, entry: Entry | None) -> None:
         if entry is None:
@@ -187,12 +243,23 @@ class Relay:
         for _ in range(times):
             target = self.other(entry.client) if crossed else entry.client
             self.to_client(target, {**message, "params": params})
+        if self.fault == "leak-change" and not acknowledged and not updated:
+            self.session_change({"jsonrpc": "2.0", "method": message["method"]})
+
+    def session_change(self, message: Message) -> None:
+        if self.fault == "lose-session-change":
+            return
+        for client in self.clients:
+            if client.legacy or self.fault == "leak-session-change":
+                for _ in range(1 + (self.fault == "double-session-change")):
+                    self.to_client(client, message)
 
     # Life.
 
     def end(self, status: int) -> None:
-        self.child.kill()
-        self.child.wait()
+        for child in filter(None, (self.modern, self.legacy)):
+            child.process.kill()
+            child.process.wait()
         if self.fault != "leave-socket":
             os.unlink(self.path)
         os._exit(status)
@@ -204,26 +271,27 @@ class Relay:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(self.path)
         listener.listen()
-        assert self.child.stdout is not None
-        selector = selectors.DefaultSelector()
-        selector.register(listener, selectors.EVENT_READ, "accept")
-        selector.register(self.child.stdout, selectors.EVENT_READ, "server")
+        self.selector.register(listener, selectors.EVENT_READ)
         while True:
-            for key, _ in selector.select():
-                if key.data == "accept":
-                    client = Client(len(self.clients), listener.accept()[0])
+            for key, _ in self.selector.select():
+                source = key.data
+                if source is None:
+                    client = Client(listener.accept()[0])
                     self.clients.append(client)
-                    selector.register(client.sock, selectors.EVENT_READ, client)
-                elif key.data == "server":
-                    *lines, self.partial = (self.partial + os.read(key.fd, 65536)).split(b"\n")
-                    for line in lines:
+                    self.selector.register(client.sock, selectors.EVENT_READ, client)
+                    continue
+                data = os.read(key.fd, 65536)
+                if not data:
+                    self.selector.unregister(key.fileobj)
+                    if isinstance(source, Client):
+                        self.client_gone(source)
+                    continue
+                *lines, source.partial = (source.partial + data).split(b"\n")
+                for line in lines:
+                    if isinstance(source, Child):
                         self.server_line(json.loads(line))
-                elif data := key.data.sock.recv(65536):
-                    *lines, key.data.partial = (key.data.partial + data).split(b"\n")
-                    for line in lines:
-                        self.client_line(key.data, json.loads(line))
-                else:
-                    selector.unregister(key.data.sock)
+                    else:
+                        self.client_line(source, json.loads(line))
 
 
 if __name__ == "__main__":
