@@ -4,8 +4,9 @@ Every line goes both ways, from clients (with a limit of nesting) and from serve
 fast path as well wherever that takes it.
 """
 
-from __future__ import base64
+from __future__ import annotations
 
+import base64
 import json
 import re
 import tracemalloc
