@@ -29,8 +29,8 @@ Unix or TCP sockets, one JSON-RPC message a line.
 
 commands:
   connect ADDR     a stdio MCP server that is the socket: what a host starts
-  demo             show two clients sharing one server
-  demo-server      the stdio server of the demo
+  demo             show clients of both eras sharing one server
+  demo-server      the stdio server of the demo (--era dual, modern, legacy)
 
 ADDR is unix:/path, unix:@abstract-name or tcp:HOST:PORT (tcp:[::1]:PORT; port 0
 picks a free one and logs it). Several --listen work at once."""
