@@ -24,6 +24,9 @@ from tests.support.sdk import connect_command, socket_transport
 MODERN = "2026-07-28"
 LEGACY = "2025-11-25"
 
+# The bridge's error for an era that is not served.
+ERA_NOT_SERVED = -31006
+
 
 class Opened(Protocol):
     """A connected client."""
@@ -201,3 +204,16 @@ CLIENTS = (
     ClientKind("inspector-legacy", (LEGACY,), _inspector("legacy")),
     ClientKind("inspector-modern", (MODERN,), _inspector("modern")),
 )
+
+
+async def refused(
+    kind: ClientKind, surroundings: Surroundings, address: str, call: tuple[str, Json]
+) -> Refused:
+    """The error a client gets when it connects or, if it does not notice then, when it first calls a tool."""
+    try:
+        async with kind.open(surroundings, address) as opened:
+            [answer] = await opened.ask([call])
+    except Refused as refusal:
+        return refusal
+    assert isinstance(answer, Refused), answer
+    return answer

@@ -3,8 +3,8 @@
 A driver holds any number of clients, each under a number of the test's. It takes one JSON object a line and
 answers each with one, by its "id":
 
-    open      handle, and how: `address` (Python) or `sdk`, `mode`, `command`, `env`, `confirm` (TypeScript);
-              gives "version", the protocol version
+    open      handle, and how: `address` (Python) or `sdk`, `mode`, `command`, `env` (TypeScript), and
+              `confirm`, what it says when it is asked for input; gives "version", the protocol version
     ask       handle, `calls`: [[TOOL, ARGUMENTS], ...], all at once; gives "answers": for each {"text"}, or
               {"code", "message", "data"} of an error
     listen    handle, `filter`; gives "granted"

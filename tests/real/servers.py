@@ -35,6 +35,11 @@ class Part:
     ask: Ask
     env: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def program(self) -> str:
+        """The name that a server's process has in its command line, and no other below a bridge has."""
+        return Path(self.command[1] if self.command[0] == node() else self.command[0]).name
+
 
 @dataclass(frozen=True)
 class ServerKind:

@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 from _pytest.mark import ParameterSet
 
-from tests.real.clients import CLIENTS, MODERN, ClientKind, Surroundings
+from tests.real.clients import CLIENTS, ERA_NOT_SERVED, MODERN, ClientKind, Surroundings, refused
 from tests.real.drivers import Json, Refused
 from tests.real.servers import SERVERS, Part, ServerKind
 from tests.support.bridge import RunningBridge, running_bridge
@@ -28,8 +28,6 @@ CALLS = 5
 INSPECTOR_CALLS = 1
 TIMEOUT = 60.0
 
-# The bridge's error for an era that is not served.
-ERA_NOT_SERVED = -31006
 # What the SDKs of TypeScript say when they find no version in common.
 NOT_OFFERED = "did not offer pinned protocol version 2026-07-28"
 
@@ -128,7 +126,7 @@ async def test_a_client_whose_era_is_not_served_is_told_so(
     """Contract, "Eras and sharing": one clear error at once, naming what is served and what to do."""
     served = await farm.serve(server)
     async with asyncio.timeout(TIMEOUT):
-        refusal = await refused(served, client, surroundings)
+        refusal = await refused(client, surroundings, served.bridge.address, served.questions(range(1))[0])
     if NOT_OFFERED in refusal.message:
         # These ask first, are told what a legacy server says to that, and say the rest themselves.
         assert client.eras == (MODERN,)
@@ -139,14 +137,3 @@ async def test_a_client_whose_era_is_not_served_is_told_so(
         assert refusal.code == ERA_NOT_SERVED
         assert refusal.data["reason"] == "era_not_served"
         assert set(server.eras) <= set(refusal.data["supported"])
-
-
-async def refused(served: Served, client: ClientKind, surroundings: Surroundings) -> Refused:
-    """The error a client gets when it connects or, if it does not notice then, when it first asks."""
-    try:
-        async with client.open(surroundings, served.bridge.address) as opened:
-            [answer] = await opened.ask(served.questions(range(1)))
-    except Refused as refusal:
-        return refusal
-    assert isinstance(answer, Refused), answer
-    return answer

@@ -27,7 +27,7 @@ function refusal(error) {
 function make({ sdk, mode, confirm }) {
     const capabilities = confirm === undefined ? {} : { elicitation: {} };
     const info = { name: `driver-${sdk}`, version: '1.0.0' };
-    const accept = () => ({ action: 'accept', content: { word: confirm } });
+    const accept = ({ params }) => ({ action: 'accept', content: { word: `${confirm} to ${params.message}` } });
     if (sdk === 1) {
         const client = new LegacyClient(info, { capabilities });
         if (confirm !== undefined) {
