@@ -52,7 +52,7 @@ CLOSE_WAIT: Final = 1.0
 """How long, in seconds, clients have at the end of a stop to read what they were sent."""
 
 UNCHECKED: Final = 4 * 1024 * 1024
-"""How much may be written to clients that do not read before all buffers are added up, in bytes."""
+"""How many bytes may come in before all buffers are added up, whether anybody is slow to read or not."""
 
 LEVELS: Final = {
     NoticeKind.NEED_CHILD: logging.DEBUG,
@@ -264,6 +264,7 @@ class Hub:
 
     def client_data(self, key: Key, data: bytes) -> None:
         self._deliver(self._router.client_data(key, data, self._clock()))
+        self._came(len(data))
 
     def client_eof(self, key: Key) -> None:
         self._deliver(self._router.client_eof(key, self._clock()))
@@ -296,6 +297,7 @@ class Hub:
         server = self._server
         if server is not None and server.child is child:
             self._deliver(self._router.server_data(server.key, data, self._clock()))
+            self._came(len(data))
             if not server.spoke and self._router.spoke:
                 server.spoke = True
                 self._supervisor.spoke()
@@ -402,6 +404,13 @@ class Hub:
         self._enforce()
         if self._congested:
             self._tick_soon()
+
+    def _came(self, size: int) -> None:
+        """Bytes have come in: lines without an end, and queues, grow without anybody being slow to read."""
+        self._unchecked += size
+        if self._unchecked > UNCHECKED:
+            self._unchecked = 0
+            self._enforce()
 
     def _enforce(self) -> None:
         """Keep all buffers together within bounds: the client that holds most is cut."""
