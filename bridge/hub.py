@@ -263,6 +263,7 @@ class Hub:
         return key
 
     def client_data(self, key: Key, data: bytes) -> None:
+        self._spare_ending()
         self._deliver(self._router.client_data(key, data, self._clock()))
         self._came(len(data))
 
@@ -296,6 +297,7 @@ class Hub:
     def server_data(self, child: Child, data: bytes) -> None:
         server = self._server
         if server is not None and server.child is child:
+            self._spare_ending()
             self._deliver(self._router.server_data(server.key, data, self._clock()))
             self._came(len(data))
             if not server.spoke and self._router.spoke:
@@ -305,6 +307,12 @@ class Hub:
     def server_blocked(self, child: Child) -> None:
         server = self._server
         if server is not None and server.child is child:
+            self._router.server_blocked(server.key)
+
+    def _spare_ending(self) -> None:
+        """What comes while a server ends waits for the next one: this one would only lose it."""
+        server = self._server
+        if server is not None and server.child.ending:
             self._router.server_blocked(server.key)
 
     def server_writable(self, child: Child) -> None:
@@ -359,7 +367,7 @@ class Hub:
         self._pumping = True
         try:
             more = True
-            while more and self._server is not None:
+            while more and self._server is not None and not self._server.child.ending:
                 room = STDIN_HIGH - self._server.child.unsent
                 if room <= 0:
                     break
