@@ -74,6 +74,8 @@ class Child:
         pid: its process id, which is also that of its process group and session.
         status: None while it lives, then the exit status, or minus the number of the signal that killed it.
         started_at: when it was started, in seconds by the clock of the event loop.
+        ending: it has exited, or closed stdin or stdout: nothing new will be answered, and `child_ended`
+            follows. What is written to it now may be lost.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class Child:
         self.pid: int = process.pid
         self.status: int | None = None
         self.started_at: float = loop.time()
+        self.ending = False
         self._loop = loop
         self._owner = owner
         self._process = process
@@ -235,6 +238,7 @@ class Child:
 
     def _exit_seen(self) -> None:
         self._exited = True
+        self._no_more()
         if self._over:
             self._reap()  # it was given up as one that cannot be killed
         else:
@@ -257,6 +261,7 @@ class Child:
 
     def _stdout_end(self) -> None:
         self._stdout_over = True
+        self._no_more()
         self._review()
 
     def _stderr_end(self) -> None:
@@ -272,6 +277,7 @@ class Child:
     def _lose_stdin(self) -> None:
         """The server has closed its stdin, or is gone."""
         self._stdin_lost = True
+        self._no_more()
         self._drop_stdin()
         self._review()
 
