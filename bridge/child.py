@@ -58,7 +58,10 @@ class ChildOwner(Protocol):
         """Bytes the server wrote to stdout, cut anywhere."""
 
     def child_blocked(self, child: Child) -> None:
-        """More than 1 MiB is unsent; may come from within `Child.write`."""
+        """Write nothing new: more than 1 MiB is unsent, or, if `child.ending`, it would be lost.
+
+        May come from within `Child.write`.
+        """
 
     def child_writable(self, child: Child) -> None:
         """No more than 256 KiB is unsent again."""
@@ -226,6 +229,8 @@ class Child:
         early, self._early = self._early, None
         for data in early or ():
             self._stdout_data(data)
+        if self.ending:
+            self._owner.child_blocked(self)
         self._review()
 
     def _abandon(self, connecting: asyncio.Task[None]) -> None:
@@ -235,6 +240,13 @@ class Child:
         connecting.add_done_callback(lambda _: self._begin())
 
     # --- Noticing
+
+    def _no_more(self) -> None:
+        """It is about to end: what is written to it from now on could only be lost."""
+        if not self.ending:
+            self.ending = True
+            if self._early is None:
+                self._owner.child_blocked(self)
 
     def _exit_seen(self) -> None:
         self._exited = True
@@ -286,7 +298,7 @@ class Child:
             self._owner.child_blocked(self)
 
     def _stdin_flows(self) -> None:
-        if self._accepting:
+        if self._accepting and not self.ending:
             self._owner.child_writable(self)
 
     # --- Ending

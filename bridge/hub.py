@@ -303,6 +303,8 @@ class Hub:
         port = self._children[seat] = ServerPort(self._new_key(), child)
         self._ports[port.key] = port
         self._deliver(self._router.server_opened(port.key, self._clock(), seat))
+        if child.ending:
+            self._router.server_blocked(port.key)
 
     def server_data(self, seat: int, data: bytes) -> None:
         port = self._children[seat]
@@ -313,7 +315,9 @@ class Hub:
             self._supervisors[seat].spoke()
 
     def server_blocked(self, seat: int) -> None:
-        self._router.server_blocked(self._children[seat].key)
+        port = self._children.get(seat)
+        if port is not None:  # it may end before it is known here
+            self._router.server_blocked(port.key)
 
     def server_writable(self, seat: int) -> None:
         self._pump(self._children[seat])
