@@ -134,7 +134,7 @@ class Child:
         if self._accepting and self._stdin is not None:
             try:
                 self._stdin.write(data)
-            except Exception:  # uvloop: OSError when it finds that nobody reads, RuntimeError from then on
+            except Exception:  # uvloop: RuntimeError, once the pipe is closed on the server's account
                 self._lose_stdin()
 
     @property

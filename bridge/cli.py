@@ -42,6 +42,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _complain(line: str, code: int) -> int:
+    # It may quote what was typed: still one line, and nothing that a terminal obeys.
+    line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
     try:
         sys.stderr.write(f"mcp-bridge: {line}\n")
     except (OSError, ValueError, AttributeError):

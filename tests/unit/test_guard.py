@@ -133,7 +133,7 @@ def reduced_bridge(*command: str) -> Iterator[tuple[subprocess.Popen[str], int, 
 
 
 def test_a_deaf_server_and_its_children_are_gone_after_kill_9_of_the_bridge() -> None:
-    """Hazard row 18, with a server that ignores the end of its input and SIGTERM."""
+    """Contract, the child: also a server that ignores the end of its input and SIGTERM."""
     with reduced_bridge("sh", "-c", DEAF) as (bridge, guard_pid, server, other):
         bridge.kill()
         bridge.wait()
@@ -153,7 +153,7 @@ def test_the_guard_outlives_the_process_group_of_the_bridge_and_polite_signals()
 
 
 def test_a_server_has_time_to_end_by_itself_when_the_bridge_is_killed(tmp_path: Path) -> None:
-    """Section 8: no parent-death signal, which kills before a clean exit at the end of input."""
+    """Contract: no parent-death signal, which kills before a clean exit at the end of input."""
     mark = tmp_path / "clean"
     server_code = f"echo 1; cat > /dev/null; sleep 0.3; echo clean > '{mark}'"
     with reduced_bridge("sh", "-c", server_code) as (bridge, guard_pid, server, _):
@@ -164,7 +164,7 @@ def test_a_server_has_time_to_end_by_itself_when_the_bridge_is_killed(tmp_path: 
 
 
 def test_children_left_by_a_server_that_ended_politely_are_gone_too() -> None:
-    """Cases: kill the wrapper only."""
+    """Reported: kill the wrapper only."""
     with reduced_bridge("sh", "-c", "sleep 1000 & echo $!; cat > /dev/null") as (bridge, _, server, other):
         bridge.kill()
         bridge.wait()
@@ -206,7 +206,10 @@ def test_with_nothing_listed_the_guard_ends_at_once(sleepers: Callable[[], subpr
     guard.add(process.pid)
     guard.remove(process.pid)
     before = len(os.listdir("/proc/self/fd"))
+    shell = guard._process
     guard.close()
+    assert shell is not None
+    assert shell.returncode == 0, "it did not end by itself"
     assert not os.path.exists(f"/proc/{pid}")  # reaped, too
     assert len(os.listdir("/proc/self/fd")) == before - 1
     assert process.poll() is None
@@ -221,8 +224,11 @@ def test_closing_kills_what_is_still_listed(sleepers: Callable[[], subprocess.Po
     assert guard is not None
     process = sleepers()
     guard.add(process.pid)
+    shell = guard._process
     guard.close()
     assert process.wait(WAIT_S) == -signal.SIGKILL
+    assert shell is not None
+    assert shell.returncode == 0, "it waited for a second, though nothing was left to wait for"
 
 
 def test_a_guard_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,7 +258,7 @@ def test_the_guard_keeps_nothing_of_the_bridge_open(guard: Guard, tmp_path: Path
 
 
 def test_without_a_shell_there_is_a_warning_and_no_guard(caplog: pytest.LogCaptureFixture) -> None:
-    """Section 8: "Without `sh`: a warning"."""
+    """Contract: "Without `sh`: a warning"."""
     before = len(os.listdir("/proc/self/fd"))
     with caplog.at_level(logging.WARNING):
         assert Guard.start(["/no/such/sh", "no-such-sh"]) is None
