@@ -113,20 +113,22 @@ def reduced_bridge(*command: str) -> Iterator[tuple[subprocess.Popen[str], int, 
         cwd=Path(__file__).parents[2],
         start_new_session=True,
     )
-    pids: list[int] = []
+    groups: list[int] = []
     try:
         assert bridge.stdout is not None
         guard_pid, server = map(int, bridge.stdout.readline().split())
-        pids += [guard_pid, server]
+        assert min(guard_pid, server) > 1
+        groups += [guard_pid, server]
         other = int(bridge.stdout.readline())
-        pids.append(other)
         yield bridge, guard_pid, server, other
     finally:
         bridge.kill()
         bridge.communicate()
-        for pid in pids:
+        # Only the two groups made here, never a number a server printed: killing "group 1" is killing
+        # every process.
+        for pgid in groups:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+                os.killpg(pgid, signal.SIGKILL)
 
 
 # --- kill -9
@@ -155,7 +157,7 @@ def test_the_guard_outlives_the_process_group_of_the_bridge_and_polite_signals()
 def test_a_server_has_time_to_end_by_itself_when_the_bridge_is_killed(tmp_path: Path) -> None:
     """Contract: no parent-death signal, which kills before a clean exit at the end of input."""
     mark = tmp_path / "clean"
-    server_code = f"echo 1; cat > /dev/null; sleep 0.3; echo clean > '{mark}'"
+    server_code = f"echo $$; cat > /dev/null; sleep 0.3; echo clean > '{mark}'"
     with reduced_bridge("sh", "-c", server_code) as (bridge, guard_pid, server, _):
         bridge.kill()
         bridge.wait()
@@ -217,6 +219,20 @@ def test_with_nothing_listed_the_guard_ends_at_once(sleepers: Callable[[], subpr
     guard.add(process.pid)
     guard.remove(process.pid)
     assert guard.pid is None
+
+
+def test_numbers_that_mean_every_process_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`kill(-1)` reaches everybody. Nothing may come of it here even if the refusal is broken."""
+    told: list[bytes] = []
+    monkeypatch.setattr(Guard, "_tell", lambda self, line: told.append(line))
+    monkeypatch.setattr(os, "killpg", lambda pgid, number: None)
+    guard = Guard.start()
+    assert guard is not None
+    for pgid in (-1, 0, 1):
+        with pytest.raises(ValueError, match="no process group"):
+            guard.add(pgid)
+    guard.close()
+    assert told == []
 
 
 def test_closing_kills_what_is_still_listed(sleepers: Callable[[], subprocess.Popen[bytes]]) -> None:
