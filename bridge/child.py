@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from bridge.errors import SpawnError
-from bridge.pipes import PipeReader, StderrLines, drain
+from bridge.pipes import PipeReader, StderrLines, drain, unread_bytes
 from bridge.process import ExitWatch, Started, start_process
 
 if TYPE_CHECKING:
@@ -58,13 +58,16 @@ class ChildOwner(Protocol):
         """Bytes the server wrote to stdout, cut anywhere."""
 
     def child_blocked(self, child: Child) -> None:
-        """Write nothing new: more than 1 MiB is unsent, or, if `child.ending`, it would be lost.
-
-        May come from within `Child.write`.
-        """
+        """More than 1 MiB is unsent; may come from within `Child.write`."""
 
     def child_writable(self, child: Child) -> None:
         """No more than 256 KiB is unsent again."""
+
+    def child_ending(self, child: Child) -> None:
+        """It has exited, or closed stdin or stdout: what is written to it from now on would be lost.
+
+        Once at most, before `child_ended`; may come from within `Child.write`.
+        """
 
     def child_ended(self, child: Child) -> None:
         """Exactly once and last: stdout has been read to its end, the group is killed, `status` is set."""
@@ -79,6 +82,8 @@ class Child:
         started_at: when it was started, in seconds by the clock of the event loop.
         ending: it has exited, or closed stdin or stdout: nothing new will be answered, and `child_ended`
             follows. What is written to it now may be lost.
+        unread: once it is ending: bytes that were written to it and that it had not read. 0 if the system
+            does not tell.
     """
 
     def __init__(
@@ -96,6 +101,7 @@ class Child:
         self.status: int | None = None
         self.started_at: float = loop.time()
         self.ending = False
+        self.unread = 0
         self._loop = loop
         self._owner = owner
         self._process = process
@@ -230,7 +236,7 @@ class Child:
         for data in early or ():
             self._stdout_data(data)
         if self.ending:
-            self._owner.child_blocked(self)
+            self._owner.child_ending(self)
         self._review()
 
     def _abandon(self, connecting: asyncio.Task[None]) -> None:
@@ -245,8 +251,9 @@ class Child:
         """It is about to end: what is written to it from now on could only be lost."""
         if not self.ending:
             self.ending = True
+            self.unread = self.unsent + unread_bytes(self._stdin_fd)
             if self._early is None:
-                self._owner.child_blocked(self)
+                self._owner.child_ending(self)
 
     def _exit_seen(self) -> None:
         self._exited = True
@@ -487,6 +494,8 @@ class _Nobody:
     def child_blocked(self, child: Child) -> None: ...
 
     def child_writable(self, child: Child) -> None: ...
+
+    def child_ending(self, child: Child) -> None: ...
 
     def child_ended(self, child: Child) -> None: ...
 

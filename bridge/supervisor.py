@@ -148,6 +148,10 @@ class Supervisor:
     def child_writable(self, child: Child) -> None:
         self._owner.server_writable(self._seat)
 
+    def child_ending(self, child: Child) -> None:
+        # What still comes for it waits for the next one.
+        self._owner.server_blocked(self._seat)
+
     def child_ended(self, child: Child) -> None:
         self.child = None
         self._relay.flush()

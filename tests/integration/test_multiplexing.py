@@ -614,7 +614,7 @@ async def test_requests_sent_while_the_era_is_not_known_wait_in_order(tmp_path: 
 async def test_one_servers_silence_does_not_stop_what_comes_after_the_probes_time() -> None:
     """Reported: the era was guessed from a probe's timeout. Here a late answer is understood as well."""
     slow = {"methods": {"server/discover": {"hold": "probe"}}}
-    options = ["--probe-timeout", "0.2"]
+    options = ["--era", "modern", "--probe-timeout", "0.2"]
     async with (
         running_bridge(*server_command("scripted.py"), options=options, env=env(settings=slow)) as bridge,
         await bridge.connect() as client,

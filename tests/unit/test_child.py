@@ -39,6 +39,7 @@ class Owner:
     def __init__(self) -> None:
         self.data = bytearray()
         self.events: list[str] = []
+        self.ending: list[Child] = []
         self.spawned = False
         self.changed = asyncio.Event()
         self.on_data: Callable[[Child], None] = lambda child: None
@@ -58,6 +59,11 @@ class Owner:
     def child_writable(self, child: Child) -> None:
         self.events.append("writable")
         self.changed.set()
+
+    def child_ending(self, child: Child) -> None:
+        assert child.ending
+        assert child not in self.ending
+        self.ending.append(child)
 
     def child_ended(self, child: Child) -> None:
         assert self.spawned, "ended before spawn had returned"
@@ -236,11 +242,24 @@ async def test_bytes_go_in_and_out_and_the_end_is_told_once(bench: Bench) -> Non
     child.write(b"one\n")
     child.write(b"two\n")
     await owner.until(lambda: owner.data == b"one\ntwo\n")
+    assert owner.ending == []
     await child.stop(WAIT_S)
+    assert owner.ending == [child]
+    assert child.unread == 0
     assert owner.events == ["ended"]
     assert owner.at_end == {"status": 0, "runs": False}
     assert child.describe_status() == "exit status 0"
     assert bench.guard.removed == [(child.pid, True)]
+
+
+@on_each_loop
+async def test_it_is_known_what_a_server_that_exited_had_not_read(bench: Bench) -> None:
+    """Contract section 7: who exits on the probe is a legacy server, who fails before it reads is not."""
+    child, owner = await bench.python("import os, time; os.read(0, 4); time.sleep(0.2)")
+    child.write(b"one\ntwo\n")
+    await owner.until(lambda: "ended" in owner.events)
+    assert owner.ending == [child]
+    assert child.unread == 4
 
 
 @on_each_loop

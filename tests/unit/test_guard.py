@@ -34,6 +34,7 @@ class Owner:
     def child_data(self, child, data): sys.stdout.write(data.decode()); sys.stdout.flush()
     def child_blocked(self, child): pass
     def child_writable(self, child): pass
+    def child_ending(self, child): pass
     def child_ended(self, child): print("ended", flush=True)
 
 async def main():
