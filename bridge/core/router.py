@@ -368,15 +368,14 @@ class Router:
         for client in list(tables.clients.values()):
             for upstream_id, entry in list(client.inflight.items()):
                 tables.abandon(upstream_id, entry, {"reason": Raw(b'"the bridge is stopping"')})
-                if entry.id is not None:
-                    tables.refuse(
-                        client,
-                        entry.id,
-                        jsonrpc.SHUTTING_DOWN,
-                        "the bridge is shutting down; the server may have carried the request out",
-                        "shutting_down",
-                        delivered=True,
-                    )
+                tables.refuse(
+                    client,
+                    entry.id,  # type: ignore[arg-type]  # a client's entry has an id
+                    jsonrpc.SHUTTING_DOWN,
+                    "the bridge is shutting down; the server may have carried the request out",
+                    "shutting_down",
+                    delivered=True,
+                )
             self._downstream.leave(client)
             tables.outbox.close(client)
         return tables.outbox.flush()
