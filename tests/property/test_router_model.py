@@ -431,6 +431,8 @@ class TheRouter(RuleBasedStateMachine):
         """Of what is open, one: otherwise little would ever end well."""
         assert self.server is not None
         assert self.model.child is not None
+        if not self.model.child.sent:
+            return
         up = pick(self.model.child.sent, n)
         kind = 8 if isinstance(self.model.child.sent[up], model.Share) else 0
         self.lines(self.server, [self.server_line(kind, n, 0, up)], 1000, "server_data")
@@ -558,6 +560,15 @@ class TheRouter(RuleBasedStateMachine):
             self.stopped = True
             self.model.stop()
             self.both("stop", self.now)
+
+    @precondition(lambda self: self.server is not None and not self.stopped and self.model.shares)
+    @rule(n=number, last_words=chance, times=st.integers(1, 3))
+    def child_is_replaced(self, n: int, last_words: int, times: int) -> None:
+        """While there are subscriptions, up to the point where those are opened again."""
+        for _ in range(times):
+            self.child_ends(n, last_words)
+            self.child_starts()
+            self.child_answers(0)
 
     @rule(what=chance, n=number, how=number)
     def seldom(self, what: int, n: int, how: int) -> None:
