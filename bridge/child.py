@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from bridge.errors import SpawnError
-from bridge.pipes import PipeReader, StderrLines, drain
+from bridge.pipes import PipeReader, StderrLines, drain, unread_bytes
 from bridge.process import ExitWatch, Started, start_process
 
 if TYPE_CHECKING:
@@ -63,6 +63,12 @@ class ChildOwner(Protocol):
     def child_writable(self, child: Child) -> None:
         """No more than 256 KiB is unsent again."""
 
+    def child_ending(self, child: Child) -> None:
+        """It has exited, or closed stdin or stdout: what is written to it from now on would be lost.
+
+        Once at most, before `child_ended`; may come from within `Child.write`.
+        """
+
     def child_ended(self, child: Child) -> None:
         """Exactly once and last: stdout has been read to its end, the group is killed, `status` is set."""
 
@@ -74,6 +80,10 @@ class Child:
         pid: its process id, which is also that of its process group and session.
         status: None while it lives, then the exit status, or minus the number of the signal that killed it.
         started_at: when it was started, in seconds by the clock of the event loop.
+        ending: it has exited, or closed stdin or stdout: nothing new will be answered, and `child_ended`
+            follows. What is written to it now may be lost.
+        unread: once it is ending: bytes that were written to it and that it had not read. 0 if the system
+            does not tell.
     """
 
     def __init__(
@@ -90,6 +100,8 @@ class Child:
         self.pid: int = process.pid
         self.status: int | None = None
         self.started_at: float = loop.time()
+        self.ending = False
+        self.unread = 0
         self._loop = loop
         self._owner = owner
         self._process = process
@@ -128,7 +140,7 @@ class Child:
         if self._accepting and self._stdin is not None:
             try:
                 self._stdin.write(data)
-            except Exception:  # uvloop: OSError when it finds that nobody reads, RuntimeError from then on
+            except Exception:  # uvloop: RuntimeError, once the pipe is closed on the server's account
                 self._lose_stdin()
 
     @property
@@ -223,6 +235,8 @@ class Child:
         early, self._early = self._early, None
         for data in early or ():
             self._stdout_data(data)
+        if self.ending:
+            self._owner.child_ending(self)
         self._review()
 
     def _abandon(self, connecting: asyncio.Task[None]) -> None:
@@ -233,8 +247,17 @@ class Child:
 
     # --- Noticing
 
+    def _no_more(self) -> None:
+        """It is about to end: what is written to it from now on could only be lost."""
+        if not self.ending:
+            self.ending = True
+            self.unread = self.unsent + unread_bytes(self._stdin_fd)
+            if self._early is None:
+                self._owner.child_ending(self)
+
     def _exit_seen(self) -> None:
         self._exited = True
+        self._no_more()
         if self._over:
             self._reap()  # it was given up as one that cannot be killed
         else:
@@ -257,6 +280,7 @@ class Child:
 
     def _stdout_end(self) -> None:
         self._stdout_over = True
+        self._no_more()
         self._review()
 
     def _stderr_end(self) -> None:
@@ -272,6 +296,7 @@ class Child:
     def _lose_stdin(self) -> None:
         """The server has closed its stdin, or is gone."""
         self._stdin_lost = True
+        self._no_more()
         self._drop_stdin()
         self._review()
 
@@ -280,7 +305,7 @@ class Child:
             self._owner.child_blocked(self)
 
     def _stdin_flows(self) -> None:
-        if self._accepting:
+        if self._accepting and not self.ending:
             self._owner.child_writable(self)
 
     # --- Ending
@@ -469,6 +494,8 @@ class _Nobody:
     def child_blocked(self, child: Child) -> None: ...
 
     def child_writable(self, child: Child) -> None: ...
+
+    def child_ending(self, child: Child) -> None: ...
 
     def child_ended(self, child: Child) -> None: ...
 

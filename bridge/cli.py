@@ -42,6 +42,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _complain(line: str, code: int) -> int:
+    # It may quote what was typed: still one line, and nothing that a terminal obeys.
+    line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
     try:
         sys.stderr.write(f"mcp-bridge: {line}\n")
     except (OSError, ValueError, AttributeError):
@@ -56,8 +58,9 @@ def _serve(settings: Settings) -> int:
 
     from bridge.hub import Hub
     from bridge.logs import setup_logging
-    from bridge.tuning import raise_descriptor_limit, tune_allocator
+    from bridge.tuning import occupy_standard_descriptors, raise_descriptor_limit, tune_allocator
 
+    occupy_standard_descriptors()
     try:
         writer = setup_logging(level=settings.log_level, fmt=settings.log_format)
     except ConfigError as error:

@@ -51,7 +51,8 @@ for g in $alive; do kill -s KILL -- "-$g"; done
 class Guard:
     """The guard of one bridge; `Guard.start()` makes it.
 
-    No method raises. None waits for the guard, but `close` for at most two seconds. Not thread-safe.
+    Nothing the guard does makes a method raise. None waits for the guard, but `close` for at most two
+    seconds. Not thread-safe.
     """
 
     __slots__ = ("_groups", "_pipe", "_process", "_shells")
@@ -85,7 +86,13 @@ class Guard:
         return self._process.pid if self._process is not None else None
 
     def add(self, pgid: int) -> None:
-        """List a process group: from now on it does not outlive the bridge by more than about a second."""
+        """List a process group: from now on it does not outlive the bridge by more than about a second.
+
+        Raises:
+            ValueError: `pgid` is 1 or less, a bug in the caller: killing "group 1" is killing every process.
+        """
+        if pgid <= 1:
+            raise ValueError(f"{pgid} is no process group of a server")
         self._groups[pgid] = None
         self._tell(b"+ %d\n" % pgid)
 

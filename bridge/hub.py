@@ -52,7 +52,7 @@ CLOSE_WAIT: Final = 1.0
 """How long, in seconds, clients have at the end of a stop to read what they were sent."""
 
 UNCHECKED: Final = 4 * 1024 * 1024
-"""How much may be written to clients that do not read before all buffers are added up, in bytes."""
+"""How many bytes may come in before all buffers are added up, whether anybody is slow to read or not."""
 
 LEVELS: Final = {
     NoticeKind.ERA_REFUSED: logging.INFO,
@@ -276,6 +276,7 @@ class Hub:
 
     def client_data(self, key: Key, data: bytes) -> None:
         self._deliver(self._router.client_data(key, data, self._clock()))
+        self._came(len(data))
 
     def client_eof(self, key: Key) -> None:
         self._deliver(self._router.client_eof(key, self._clock()))
@@ -302,23 +303,29 @@ class Hub:
         port = self._children[seat] = ServerPort(self._new_key(), child)
         self._ports[port.key] = port
         self._deliver(self._router.server_opened(port.key, self._clock(), seat))
+        if child.ending:
+            self._router.server_blocked(port.key)
 
     def server_data(self, seat: int, data: bytes) -> None:
         port = self._children[seat]
         self._deliver(self._router.server_data(port.key, data, self._clock()))
+        self._came(len(data))
         if not port.spoke and self._router.spoke(port.key):
             port.spoke = True
             self._supervisors[seat].spoke()
 
     def server_blocked(self, seat: int) -> None:
-        self._router.server_blocked(self._children[seat].key)
+        port = self._children.get(seat)
+        if port is not None:  # it may end before it is known here
+            self._router.server_blocked(port.key)
 
     def server_writable(self, seat: int) -> None:
         self._pump(self._children[seat])
 
     def server_ended(self, seat: int, child: Child) -> None:
         port = self._children[seat]
-        exited = child.status is not None and child.status >= 0
+        # Who has not even read what it was asked did not exit because of it.
+        exited = child.status is not None and child.status >= 0 and not child.unread
         self._deliver(self._router.server_closed(port.key, self._clock(), exited=exited))
         del self._ports[port.key]
         del self._children[seat]
@@ -372,7 +379,7 @@ class Hub:
         port.pumping = True
         try:
             more = True
-            while more:
+            while more and not port.child.ending:
                 room = STDIN_HIGH - port.child.unsent
                 if room <= 0:
                     break
@@ -416,6 +423,13 @@ class Hub:
         self._enforce()
         if self._congested:
             self._tick_soon()
+
+    def _came(self, size: int) -> None:
+        """Bytes have come in: lines without an end, and queues, grow without anybody being slow to read."""
+        self._unchecked += size
+        if self._unchecked > UNCHECKED:
+            self._unchecked = 0
+            self._enforce()
 
     def _enforce(self) -> None:
         """Keep all buffers together within bounds: the client that holds most is cut."""

@@ -38,8 +38,8 @@ picks a free one and logs it). Several --listen work at once."""
 EPILOG = """\
 SIZE is in bytes, or with KiB, MiB, GiB. SECONDS may have a fraction.
 
-signals: TERM or INT stops in order (a second one skips --drain), QUIT writes the
-stacks to stderr and stops at once.
+signals: TERM or INT stops in order (a second one skips --drain), QUIT writes
+the stacks to stderr and stops at once.
 exit status: 0 stopped as asked; 1 failed (address in use, server given up);
 2 wrong usage; 126, 127 the command cannot be run, is not found."""
 

@@ -5,11 +5,13 @@ Nothing here knows of processes.
 
 from __future__ import annotations
 
+import array
 import asyncio
 import contextlib
 import fcntl
 import logging
 import os
+import termios
 from collections.abc import Callable
 
 __all__ = ["Pipe", "PipeReader", "StderrLines", "drain", "enlarge", "open_pipe"]
@@ -155,3 +157,15 @@ def drain(transport: asyncio.ReadTransport, fd: int, on_data: Callable[[bytes], 
             return
         taken += len(data)
         on_data(data)
+
+
+def unread_bytes(fd: int) -> int:
+    """How many bytes of a pipe nobody has read yet, asked at either end; 0 if the system does not tell."""
+    if fd < 0:
+        return 0
+    answer = array.array("i", [0])
+    try:
+        fcntl.ioctl(fd, termios.FIONREAD, answer)
+    except OSError:
+        return 0
+    return answer[0]

@@ -60,9 +60,11 @@ class Phase(enum.Enum):
     LATE = "it has not answered the probe in time, and may yet"
     SPURNED = "it refused the modern era, and nothing else was asked of it"
     INITIALIZING = "the bridge's initialize is on its way"
+    OVERTAKING = "the bridge's initialize is on its way, behind a probe that it may yet answer"
+    YIELDING = "it answered the probe as a modern server does, with initialize on its way"
     MODERN = "it is served without a handshake"
     LEGACY = "its session is open"
-    USELESS = "it refused both"
+    USELESS = "it refused initialize"
 
 
 class Event(enum.Enum):
@@ -90,10 +92,10 @@ class Action(enum.Enum):
 
 
 # What is missing changes nothing: a second answer, an answer to what was given up. A
-# DiscoverResult that comes while initialize is on its way is kept in mind (see
-# `Handshake.modern_spoken`): which of the two the child has settled on is known only from
-# its answer to the second.
-TRANSITIONS: Final = {
+# DiscoverResult that comes while initialize is on its way decides nothing yet: which of the
+# two the child has settled on is known only from its answer to the second. If it opens a
+# session, it is legacy; if it turns it down, then because the probe had settled it.
+TRANSITIONS: Final[dict[tuple[Phase, Event], tuple[Phase, Action | None]]] = {
     (Phase.FRESH, Event.NEED_MODERN): (Phase.PROBING, Action.PROBE),
     (Phase.FRESH, Event.NEED_LEGACY): (Phase.INITIALIZING, Action.INITIALIZE),
     (Phase.PROBING, Event.DISCOVERED): (Phase.MODERN, Action.OPEN_MODERN),
@@ -101,13 +103,25 @@ TRANSITIONS: Final = {
     (Phase.PROBING, Event.PROBE_EXPIRED): (Phase.LATE, Action.WAIT),
     (Phase.LATE, Event.DISCOVERED): (Phase.MODERN, Action.OPEN_MODERN),
     (Phase.LATE, Event.SPURNED): (Phase.SPURNED, Action.REFUSE_MODERN),
-    (Phase.LATE, Event.NEED_LEGACY): (Phase.INITIALIZING, Action.INITIALIZE),
+    (Phase.LATE, Event.NEED_LEGACY): (Phase.OVERTAKING, Action.INITIALIZE),
+    # Only after the refusal was forgotten: until then nobody needs it.
+    (Phase.SPURNED, Event.NEED_MODERN): (Phase.PROBING, Action.PROBE),
     (Phase.SPURNED, Event.NEED_LEGACY): (Phase.INITIALIZING, Action.INITIALIZE),
     (Phase.INITIALIZING, Event.INITIALIZED): (Phase.LEGACY, Action.OPEN_LEGACY),
     (Phase.INITIALIZING, Event.REFUSED): (Phase.USELESS, Action.REFUSE_LEGACY),
-    # It turned down initialize because the probe had settled it: see above.
-    (Phase.USELESS, Event.DISCOVERED): (Phase.MODERN, Action.OPEN_MODERN),
+    (Phase.OVERTAKING, Event.DISCOVERED): (Phase.YIELDING, None),
+    (Phase.OVERTAKING, Event.SPURNED): (Phase.INITIALIZING, Action.REFUSE_MODERN),
+    (Phase.OVERTAKING, Event.INITIALIZED): (Phase.LEGACY, Action.OPEN_LEGACY),
+    (Phase.OVERTAKING, Event.REFUSED): (Phase.USELESS, Action.REFUSE_LEGACY),
+    (Phase.YIELDING, Event.INITIALIZED): (Phase.LEGACY, Action.OPEN_LEGACY),
+    (Phase.YIELDING, Event.REFUSED): (Phase.MODERN, Action.OPEN_MODERN),
 }
+
+UNANSWERED_PROBE: Final = frozenset({Phase.PROBING, Phase.LATE, Phase.OVERTAKING})
+"""In which a child may yet answer the probe, or exit on it."""
+
+AWAITING_GREETING: Final = frozenset({Phase.INITIALIZING, Phase.OVERTAKING, Phase.YIELDING})
+"""In which a child has yet to answer `initialize`."""
 
 
 class Discovered(Struct, frozen=True):
@@ -156,7 +170,7 @@ class Handshake:
             no silence, says otherwise.
     """
 
-    __slots__ = ("_version", "deadline", "decided", "modern_spoken", "phase")
+    __slots__ = ("_version", "deadline", "decided", "phase")
 
     def __init__(self, *, version: str, decided: Era | None = None) -> None:
         self._version = version
@@ -164,8 +178,6 @@ class Handshake:
         self.phase = Phase.FRESH
         self.deadline: float | None = None
         """When the child has been silent for too long; whoever asked it sets it."""
-        self.modern_spoken = False
-        """It answered the probe as a modern server does, but was asked to initialize by then."""
 
     @property
     def era(self) -> Era | None:
@@ -176,16 +188,12 @@ class Handshake:
         """Take note of an event; return what follows, or None if nothing does."""
         if self.decided is Era.MODERN and event in (Event.SPURNED, Event.PROBE_EXPIRED):
             event = Event.DISCOVERED
-        if event is Event.DISCOVERED and self.phase in (Phase.INITIALIZING, Phase.LEGACY):
-            self.modern_spoken = True
-            return None
         step = TRANSITIONS.get((self.phase, event))
         if step is None:
             return None
         self.phase, action = step
-        self.deadline = None
-        if self.phase is Phase.USELESS and self.modern_spoken:
-            return self.happen(Event.DISCOVERED)
+        if self.phase not in AWAITING_GREETING:
+            self.deadline = None
         return action
 
     def probe(self, upstream_id: int) -> Raw:

@@ -91,7 +91,7 @@ class LegacySessions:
             )
             return True
         what = NOT_SHARED.get(method)
-        if what is None:
+        if what is None or not client.session.open:  # what is behind `initialize` waits for its answer
             return False
         tables.refuse(
             client,
@@ -146,7 +146,8 @@ class LegacySessions:
             child.asked = True
             self._tables.note(NoticeKind.SERVER_REQUEST, child.key, method.encode(errors="replace"))
         text = f"{method} is not available: this server is shared by several clients"
-        self._tables.outbox.put(child, error_line(id, METHOD_NOT_FOUND, text, "not_shared"))
+        answer = bytes(error_line(id, METHOD_NOT_FOUND, text, "not_shared"))
+        self._tables.outbox.put(child, Raw(self._tables.codec_up.unmark(answer)))
 
     def changed(self, message: Message) -> None:
         """A list has changed: every client with a session is told."""

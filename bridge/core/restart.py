@@ -278,15 +278,15 @@ class RestartPolicy:
                 because it refused its handshake. It is replaced at once, in mode "never" too; no failure, and
                 neither count changes. The caller sees to it that this cannot go on for ever (the next start
                 is not probed).
-            retired: the bridge stopped the process since nobody can use it. No failure either, and no other
-                is started before there is a need.
+            retired: nobody can use such a process for now. No failure either, and no other is started
+                before there is a need.
         """
         if not self._alive:
             raise ValueError("a process ended that was never started")
         self._alive = False
-        if retired:
+        if retired and not waiting:
             return self._step(_Event.QUIET)
-        if excused:
+        if excused or retired:
             return self._step(_Event.EXCUSED)
         return self._over(now, jitter, _MEANING[self._spoke, status == 0, waiting])
 

@@ -243,7 +243,8 @@ class Router:
         the next child, and subscriptions are opened there again. May be closed already.
 
         Args:
-            exited: by itself, with whatever status; False: a signal killed it.
+            exited: by itself, with whatever status, and having read what it was asked; False: it was killed
+                by a signal, or failed before it read anything.
         """
         tables = self._tables
         child = tables.children.get(key)
@@ -293,7 +294,7 @@ class Router:
         if tables.lingering:
             return True
         for era in Era:
-            if tables.waiting[era] and era not in tables.served:
+            if era not in tables.served and (tables.waiting[era] or self._seats.wanted(era)):
                 return True
         timed = tables.limits.request_timeout is not None
         for child in tables.children.values():
@@ -367,15 +368,14 @@ class Router:
         for client in list(tables.clients.values()):
             for upstream_id, entry in list(client.inflight.items()):
                 tables.abandon(upstream_id, entry, {"reason": Raw(b'"the bridge is stopping"')})
-                if entry.id is not None:
-                    tables.refuse(
-                        client,
-                        entry.id,
-                        jsonrpc.SHUTTING_DOWN,
-                        "the bridge is shutting down; the server may have carried the request out",
-                        "shutting_down",
-                        delivered=True,
-                    )
+                tables.refuse(
+                    client,
+                    entry.id,  # type: ignore[arg-type]  # a client's entry has an id
+                    jsonrpc.SHUTTING_DOWN,
+                    "the bridge is shutting down; the server may have carried the request out",
+                    "shutting_down",
+                    delivered=True,
+                )
             self._downstream.leave(client)
             tables.outbox.close(client)
         return tables.outbox.flush()

@@ -13,9 +13,11 @@ from typing import Final
 from msgspec import Raw
 
 from bridge.core.era import (
+    AWAITING_GREETING,
     DISCOVER,
     LEGACY_VERSIONS,
     MODERN_VERSION,
+    UNANSWERED_PROBE,
     Action,
     Era,
     Event,
@@ -87,14 +89,17 @@ class Seats:
         first, second = self._tables.seats
         if era in (first.era, second.era):
             return first if first.era is era else second
-        if first.era is None and (
-            first.child is None or first.child.handshake.phase is not Phase.INITIALIZING
-        ):
-            return first
-        return first if first.era is None and era is Era.LEGACY else None
+        if first.era is not None:
+            return None
+        if era is Era.MODERN and first.child is not None:
+            # One that was probed first may still turn out to be modern.
+            return None if first.child.handshake.phase is Phase.INITIALIZING else first
+        return first
 
     def approached(self, era: Era) -> bool:
         """Whether an era's server is being spoken to, and may soon be served."""
+        if self.refusal(era) is not None:
+            return False
         seat = self._seat_of(era)
         return seat is not None and seat.child is not None and seat.child.handshake.phase is not Phase.FRESH
 
@@ -112,11 +117,13 @@ class Seats:
             self._speak(seat, seat.child, era)
 
     def _speak(self, seat: Seat, child: Child, era: Era) -> None:
+        if seat.replaced:  # it is being stopped
+            return
         handshake = child.handshake
         self._carry_out(seat, child, handshake.happen(NEEDS[era]), None)
-        if era is Era.MODERN and handshake.phase is Phase.LATE and handshake.deadline is None:
-            # It was waited for in vain before: once more as long as that may help.
-            handshake.deadline = child.opened_at + self._tables.limits.start_timeout
+        if era is Era.LEGACY and handshake.phase in AWAITING_GREETING and handshake.deadline is None:
+            # It was waited for in vain before: the next tick says so again.
+            handshake.deadline = self._tables.now
 
     def _reconsider(self) -> None:
         """Something has changed: see to the needs that nobody sees to, the first first."""
@@ -155,22 +162,13 @@ class Seats:
         seat.child = None
         era = child.handshake.era
         if era is not None:
-            if tables.served.get(era) is child:
-                del tables.served[era]
             seat.down_since = tables.now
-        if (
-            exited
-            and phase in (Phase.PROBING, Phase.LATE)
-            and not (child.spoke or seat.proven or seat.replaced)
-            and tables.limits.era is None
-        ):
+        if exited and phase in UNANSWERED_PROBE and not seat.proven and tables.limits.era is None:
             # Strict legacy servers do so at any request before `initialize`.
             seat.replaced = True
             self._refuse(
                 Era.MODERN, EraRefusal("the server exited when it was asked", tables.now + REMEMBERED_S)
             )
-        if seat.number == 0 and not seat.proven and tables.limits.era is None:
-            seat.era = None
         if not self.seat_wanted(seat):
             seat.first_need = None
 
@@ -187,13 +185,15 @@ class Seats:
         Args:
             message: the response; None if it could not be read.
         """
-        if child.closing:  # these were its last words
-            return
         seat = self._tables.seats[child.seat]
+        if child.closing or seat.replaced:  # these were its last words, or soon will be
+            return
         if entry.kind is Kind.PROBE:
             verdict = read_probe(message, self._tables.codec_up)
             if verdict.spoken:
+                # Whatever this child is asked next: there is no reason any more to refuse the era.
                 self._tables.supported = verdict.supported
+                self._tables.refusals.pop(Era.MODERN, None)
             event = Event.DISCOVERED if verdict.spoken else Event.SPURNED
             self._carry_out(seat, child, child.handshake.happen(event), verdict)
         else:
@@ -204,21 +204,22 @@ class Seats:
     def tick(self, child: Child) -> None:
         """Look whether a child has been silent for too long."""
         handshake = child.handshake
-        deadline = handshake.deadline
-        if deadline is None:
-            return
         tables = self._tables
+        if handshake.phase in (Phase.LATE, Phase.OVERTAKING):
+            # It may be starting still, as long as it has not written a byte.
+            old = tables.now >= child.opened_at + tables.limits.start_timeout
+            if (child.wrote or old) and self.wanted(Era.MODERN):
+                self._refuse_silent(Era.MODERN)
+        if handshake.deadline is None or tables.now < handshake.deadline:
+            return
+        handshake.deadline = None
         seat = tables.seats[child.seat]
         if handshake.phase is Phase.PROBING:
-            if tables.now >= deadline:
-                self._carry_out(seat, child, handshake.happen(Event.PROBE_EXPIRED), None)
-        elif handshake.phase is Phase.LATE:
-            # It may be starting still, as long as it has not written a byte.
-            if child.wrote or tables.now >= deadline:
-                handshake.deadline = None
-                self._refuse_silent(Era.MODERN)
-        elif tables.now >= deadline:
-            handshake.deadline = None
+            self._carry_out(seat, child, handshake.happen(Event.PROBE_EXPIRED), None)
+        elif handshake.phase is Phase.YIELDING:
+            # It speaks modern, and no `initialize` was answered on it.
+            self._carry_out(seat, child, handshake.happen(Event.REFUSED), None)
+        else:
             self._refuse_silent(Era.LEGACY)
 
     def _refuse_silent(self, era: Era) -> None:
@@ -236,7 +237,6 @@ class Seats:
         elif action is Action.INITIALIZE:
             self._ask(child, Kind.INITIALIZE, limits.start_timeout)
         elif action is Action.WAIT:
-            child.handshake.deadline = child.opened_at + limits.start_timeout
             self._reconsider()
         elif action is Action.OPEN_MODERN:
             self._open(seat, child, Era.MODERN)
@@ -268,15 +268,6 @@ class Seats:
     def _open(self, seat: Seat, child: Child, era: Era) -> None:
         """A child may be sent an era's requests: first what clients hold, then what waits."""
         tables = self._tables
-        for other in tables.seats:
-            if other is not seat and other.era is era:
-                # Both were asked before either had settled: the first to settle stays.
-                if era in tables.served:
-                    self._stop(seat, NoticeKind.RETIRE_CHILD)
-                    return
-                other.era = None
-                if other.child is not None:
-                    self._stop(other, NoticeKind.RETIRE_CHILD)
         seat.era = era
         seat.proven = True
         tables.served[era] = child

@@ -310,6 +310,7 @@ class Subscriptions:
             else:
                 self._end(holder)
                 self.finish(holder.client, holder.id)
+                self._tables.settle(holder.client)
         if not share.holders:
             self._close(child, share, ENDED)
 
@@ -402,11 +403,10 @@ class Subscriptions:
             self._close(child, holder.share, rest)
 
     def finish(self, client: Client, id: Id) -> None:
-        """Send a client the graceful response that ends a listen."""
+        """Send a client the graceful response that ends a listen. `settle` comes behind the last one."""
         self._tables.stats.responses += 1
         result = {"resultType": "complete", "_meta": {SUBSCRIPTION_ID: id}}
         self._tables.outbox.put(client, result_line(id, result))
-        self._tables.settle(client)
 
     def end_all(self) -> list[Holder]:
         """The era is served no more: take every holder out; the caller tells them why."""
@@ -418,6 +418,7 @@ class Subscriptions:
             for holder in list(share.holders.values()):
                 self._end(holder)
                 self.finish(holder.client, holder.id)
+                self._tables.settle(holder.client)
             self._close(child, share, ENDED)
 
     def _end(self, holder: Holder) -> None:

@@ -15,7 +15,7 @@ from msgspec import UNSET, Raw
 
 from bridge.core import jsonrpc
 from bridge.core.downstream import CANCELLED, Downstream
-from bridge.core.era import Phase
+from bridge.core.era import AWAITING_GREETING, Phase
 from bridge.core.framing import Block, OverlongEnd, OverlongStart
 from bridge.core.inflight import Child, Client, Entry, Kind, owners
 from bridge.core.jsonrpc import (
@@ -36,7 +36,7 @@ from bridge.core.tables import NoticeKind, Tables
 PROGRESS: Final = "notifications/progress"
 LOG: Final = "notifications/message"
 
-LEGACY_PHASES: Final = (Phase.INITIALIZING, Phase.LEGACY)
+LEGACY_PHASES: Final = frozenset({*AWAITING_GREETING, Phase.LEGACY})
 """In which a child may ask something of its client."""
 
 

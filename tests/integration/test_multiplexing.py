@@ -365,7 +365,8 @@ async def test_progress_nobody_can_own_is_dropped_and_never_invented(client: Raw
     raw = b64(*(line % token for token in tokens + more))
     raw += b64(b'{"jsonrpc":"2.0","method":"notifications/progress"}\n')
     # Asked without a token, with one, and after the answer.
-    await client.start_call("do", id=1, raw_before=raw, token=1, progress=1, late_progress=1)
+    own = b64(line % b'"progressToken":@ID@,')
+    await client.start_call("do", id=1, raw_before=own + raw, token=1, progress=1, late_progress=1)
     assert (await client.recv())["id"] == 1
     await client.start_call("do", id=2, meta={"progressToken": "t"}, raw_before=raw, late_progress=3)
     assert (await client.recv())["id"] == 2
@@ -614,7 +615,7 @@ async def test_requests_sent_while_the_era_is_not_known_wait_in_order(tmp_path: 
 async def test_one_servers_silence_does_not_stop_what_comes_after_the_probes_time() -> None:
     """Reported: the era was guessed from a probe's timeout. Here a late answer is understood as well."""
     slow = {"methods": {"server/discover": {"hold": "probe"}}}
-    options = ["--probe-timeout", "0.2"]
+    options = ["--era", "modern", "--probe-timeout", "0.2"]
     async with (
         running_bridge(*server_command("scripted.py"), options=options, env=env(settings=slow)) as bridge,
         await bridge.connect() as client,

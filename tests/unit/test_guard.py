@@ -34,6 +34,7 @@ class Owner:
     def child_data(self, child, data): sys.stdout.write(data.decode()); sys.stdout.flush()
     def child_blocked(self, child): pass
     def child_writable(self, child): pass
+    def child_ending(self, child): pass
     def child_ended(self, child): print("ended", flush=True)
 
 async def main():
@@ -113,27 +114,29 @@ def reduced_bridge(*command: str) -> Iterator[tuple[subprocess.Popen[str], int, 
         cwd=Path(__file__).parents[2],
         start_new_session=True,
     )
-    pids: list[int] = []
+    groups: list[int] = []
     try:
         assert bridge.stdout is not None
         guard_pid, server = map(int, bridge.stdout.readline().split())
-        pids += [guard_pid, server]
+        assert min(guard_pid, server) > 1
+        groups += [guard_pid, server]
         other = int(bridge.stdout.readline())
-        pids.append(other)
         yield bridge, guard_pid, server, other
     finally:
         bridge.kill()
         bridge.communicate()
-        for pid in pids:
+        # Only the two groups made here, never a number a server printed: killing "group 1" is killing
+        # every process.
+        for pgid in groups:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+                os.killpg(pgid, signal.SIGKILL)
 
 
 # --- kill -9
 
 
 def test_a_deaf_server_and_its_children_are_gone_after_kill_9_of_the_bridge() -> None:
-    """Hazard row 18, with a server that ignores the end of its input and SIGTERM."""
+    """Contract, the child: also a server that ignores the end of its input and SIGTERM."""
     with reduced_bridge("sh", "-c", DEAF) as (bridge, guard_pid, server, other):
         bridge.kill()
         bridge.wait()
@@ -153,9 +156,9 @@ def test_the_guard_outlives_the_process_group_of_the_bridge_and_polite_signals()
 
 
 def test_a_server_has_time_to_end_by_itself_when_the_bridge_is_killed(tmp_path: Path) -> None:
-    """Section 8: no parent-death signal, which kills before a clean exit at the end of input."""
+    """Contract: no parent-death signal, which kills before a clean exit at the end of input."""
     mark = tmp_path / "clean"
-    server_code = f"echo 1; cat > /dev/null; sleep 0.3; echo clean > '{mark}'"
+    server_code = f"echo $$; cat > /dev/null; sleep 0.3; echo clean > '{mark}'"
     with reduced_bridge("sh", "-c", server_code) as (bridge, guard_pid, server, _):
         bridge.kill()
         bridge.wait()
@@ -164,7 +167,7 @@ def test_a_server_has_time_to_end_by_itself_when_the_bridge_is_killed(tmp_path: 
 
 
 def test_children_left_by_a_server_that_ended_politely_are_gone_too() -> None:
-    """Cases: kill the wrapper only."""
+    """Reported: kill the wrapper only."""
     with reduced_bridge("sh", "-c", "sleep 1000 & echo $!; cat > /dev/null") as (bridge, _, server, other):
         bridge.kill()
         bridge.wait()
@@ -206,7 +209,10 @@ def test_with_nothing_listed_the_guard_ends_at_once(sleepers: Callable[[], subpr
     guard.add(process.pid)
     guard.remove(process.pid)
     before = len(os.listdir("/proc/self/fd"))
+    shell = guard._process
     guard.close()
+    assert shell is not None
+    assert shell.returncode == 0, "it did not end by itself"
     assert not os.path.exists(f"/proc/{pid}")  # reaped, too
     assert len(os.listdir("/proc/self/fd")) == before - 1
     assert process.poll() is None
@@ -216,13 +222,30 @@ def test_with_nothing_listed_the_guard_ends_at_once(sleepers: Callable[[], subpr
     assert guard.pid is None
 
 
+def test_numbers_that_mean_every_process_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`kill(-1)` reaches everybody. Nothing may come of it here even if the refusal is broken."""
+    told: list[bytes] = []
+    monkeypatch.setattr(Guard, "_tell", lambda self, line: told.append(line))
+    monkeypatch.setattr(os, "killpg", lambda pgid, number: None)
+    guard = Guard.start()
+    assert guard is not None
+    for pgid in (-1, 0, 1):
+        with pytest.raises(ValueError, match="no process group"):
+            guard.add(pgid)
+    guard.close()
+    assert told == []
+
+
 def test_closing_kills_what_is_still_listed(sleepers: Callable[[], subprocess.Popen[bytes]]) -> None:
     guard = Guard.start()
     assert guard is not None
     process = sleepers()
     guard.add(process.pid)
+    shell = guard._process
     guard.close()
     assert process.wait(WAIT_S) == -signal.SIGKILL
+    assert shell is not None
+    assert shell.returncode == 0, "it waited for a second, though nothing was left to wait for"
 
 
 def test_a_guard_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,7 +275,7 @@ def test_the_guard_keeps_nothing_of_the_bridge_open(guard: Guard, tmp_path: Path
 
 
 def test_without_a_shell_there_is_a_warning_and_no_guard(caplog: pytest.LogCaptureFixture) -> None:
-    """Section 8: "Without `sh`: a warning"."""
+    """Contract: "Without `sh`: a warning"."""
     before = len(os.listdir("/proc/self/fd"))
     with caplog.at_level(logging.WARNING):
         assert Guard.start(["/no/such/sh", "no-such-sh"]) is None

@@ -278,6 +278,23 @@ def test_an_excused_end_leaves_the_back_off_as_it_was() -> None:
     assert crash(policy, now).at == pytest.approx(now + 2 * BASE_DELAY_S)
 
 
+@pytest.mark.parametrize("excused", [False, True])
+def test_a_process_that_nobody_can_use_is_followed_by_another_only_when_there_is_a_need(
+    excused: bool,
+) -> None:
+    """Contract 7: a further era's process whose handshake was refused is stopped; that is no failure."""
+    policy = started(0.0, max_restarts=1)
+    assert crash(policy, 0.1, retired=True, excused=excused, waiting=False) == Decision(Action.IDLE)
+    assert policy.failed_starts == 0
+    assert policy.needed(0.2) == Decision(Action.START)
+
+
+def test_a_need_that_arose_while_such_a_process_was_stopped_is_seen_to_at_once() -> None:
+    policy = started(0.0, max_restarts=1)
+    assert crash(policy, 0.1, retired=True, waiting=True) == Decision(Action.START)
+    assert policy.failed_starts == 0
+
+
 def test_stopping_before_any_process_or_during_the_back_off_is_stopped_at_once() -> None:
     policy = RestartPolicy()
     assert policy.stopping() == Decision(Action.NONE)

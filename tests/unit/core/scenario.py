@@ -6,6 +6,13 @@
 
 The server is ready from the start; its probe was upstream id 1, so that the first request is 2.
 `expect` names everything that was written: a destination it does not name was written nothing.
+
+    s = Scenario(clients="AB", era=None)
+    s.client("A", initialize(1)).expect(server=asked_to_initialize(1))
+    s.server(greeting(1)).expect(server=INITIALIZED, A=greeting(1))
+
+Where no era is decided ahead (`era=None`) the process of the first seat, "server", runs from the start, and
+nobody has spoken to it. That of the second seat is "second", once it was opened with `open(1)`.
 """
 
 from __future__ import annotations
@@ -13,7 +20,7 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from bridge.core.era import Era
+from bridge.core.era import LEGACY_VERSIONS, MODERN_VERSION, Era
 from bridge.core.jsonrpc import Id
 from bridge.core.outbox import Control, Key, Output
 from bridge.core.router import Router
@@ -29,6 +36,14 @@ CLOSE: Final = b""
 PREFIX: Final = "io.modelcontextprotocol/"
 MODERN: Final[Json] = {PREFIX + "protocolVersion": "2026-07-28", PREFIX + "clientCapabilities": {}}
 ROOM: Final = 1 << 20
+VERSION: Final = "1.2.3"
+"""The bridge's own."""
+
+SEATS: Final = ("server", "second")
+"""What the processes of the two seats are called."""
+
+CAPABILITIES: Final[Json] = {"tools": {"listChanged": True}}
+"""Of a legacy server, unless a test says otherwise."""
 
 
 def request(id: object, method: str = "tools/call", *, meta: Json | None = None, **params: object) -> Json:
@@ -87,6 +102,54 @@ def closing(id: object) -> Json:
     return result(id, {"resultType": "complete", "_meta": {PREFIX + "subscriptionId": id}})
 
 
+def probe(id: int) -> Json:
+    """The `server/discover` that a server gets from the bridge."""
+    meta = {
+        PREFIX + "protocolVersion": MODERN_VERSION,
+        PREFIX + "clientInfo": {"name": "mcp-bridge", "version": VERSION},
+        PREFIX + "clientCapabilities": {},
+    }
+    return {"jsonrpc": "2.0", "id": id, "method": "server/discover", "params": {"_meta": meta}}
+
+
+def discovered(id: object, *versions: str) -> Json:
+    """A modern server's answer to the probe."""
+    return result(id, {"supportedVersions": [*(versions or ["2026-07-28"])]})
+
+
+def legacy(id: object, method: str = "tools/call", **params: object) -> Json:
+    """A request of a client's legacy session."""
+    return {"jsonrpc": "2.0", "id": id, "method": method, "params": params}
+
+
+def initialize(id: object, version: object = LEGACY_VERSIONS[-1], **capabilities: object) -> Json:
+    """A client's `initialize`."""
+    info = {"name": "client", "version": "9"}
+    return legacy(id, "initialize", protocolVersion=version, capabilities=capabilities, clientInfo=info)
+
+
+def asked_to_initialize(id: int) -> Json:
+    """The `initialize` that a server gets from the bridge."""
+    info = {"name": "mcp-bridge", "version": VERSION}
+    return legacy(id, "initialize", protocolVersion="2025-11-25", capabilities={}, clientInfo=info)
+
+
+def greeting(id: object, version: str = LEGACY_VERSIONS[-1], capabilities: Json | None = None) -> Json:
+    """An answer to `initialize`: a server's to the bridge, and the bridge's to a client."""
+    told = CAPABILITIES if capabilities is None else capabilities
+    info = {"name": "old server", "version": "0"}
+    return result(id, {"protocolVersion": version, "capabilities": told, "serverInfo": info})
+
+
+INITIALIZED: Final = notification("notifications/initialized")
+
+
+def not_served(id: Id, era: Era, *supported: str, code: int = -31006) -> Json:
+    """What a client gets whose era is not served."""
+    versions = [*LEGACY_VERSIONS] if era is Era.MODERN else [MODERN_VERSION]
+    return refusal(code, "era_not_served", id=id, supported=[*supported] or versions)
+
+
 def error(id: object, code: int = -32603, message: str = "no", **data: object) -> Json:
     """An error of the server's."""
     return {"jsonrpc": "2.0", "id": id, "error": {"code": code, "message": message, **data}}
@@ -116,9 +179,9 @@ def parse(text: bytes) -> Json:
     """A message the bridge wrote. Errors of its own have their text checked and taken out."""
     message: Json = json.loads(text, object_pairs_hook=_once)
     assert message["jsonrpc"] == "2.0"
-    fault = message.get("error") or {}
-    data = fault.get("data")
-    if isinstance(data, dict) and data.get("source") == "mcp-bridge":
+    fault = message.get("error")
+    data = fault.get("data") if isinstance(fault, dict) else None
+    if isinstance(fault, dict) and isinstance(data, dict) and data.get("source") == "mcp-bridge":
         assert len(fault.pop("message")) > 10
     return message
 
@@ -171,27 +234,34 @@ class Outcome:
         """What kinds of notice there were."""
         return [notice.kind for notice in self.notices]
 
+    def seats(self, kind: NoticeKind) -> list[int]:
+        """The seats that notices of this kind were about."""
+        return [notice.seat for notice in self.notices if notice.kind is kind]
+
 
 class Scenario:
-    """A router with clients of one letter each, and one server.
+    """A router with clients of one letter each, and the server processes of two seats.
 
     Args:
         clients: who is connected.
-        server: whether there is a server, ready for requests.
+        server: whether there is a server: one that is ready for requests if the era is the modern one,
+            else one that was not spoken to.
         limits: members of `Limits`; `era` is the modern one unless given.
     """
 
     def __init__(self, clients: str = "A", *, server: bool = True, **limits: Any) -> None:
         self.limits = Limits(**{"era": Era.MODERN, **limits})
-        self.router = Router(self.limits, salt=b"sixteen bytes!!!", version="1.2.3")
+        self.router = Router(self.limits, salt=b"sixteen bytes!!!", version=VERSION)
         self.now = 1000.0
         self._last_key = 0
         self._keys: dict[str, Key] = {}
         self._names: dict[Key, str] = {}
         for name in clients:
             self.join(name)
-        if server:
+        if server and self.limits.era is Era.MODERN:
             self.start()
+        elif server:
+            self.open()
 
     @property
     def stats(self) -> Stats:
@@ -214,11 +284,12 @@ class Scenario:
     def _outcome(self, outputs: list[Output], more: bool = False) -> Outcome:
         notices = self.router.take_notices()
         named = [(self._names[key], data) for key, data in outputs]
-        if any(notice.kind is NoticeKind.READY for notice in notices):
-            # As the shell does: what waits is moved as soon as there is a server for it.
-            moved = self.unblock()
-            named += moved.outputs
-            notices += moved.notices
+        for notice in list(notices):
+            if notice.kind is NoticeKind.READY:
+                # As the shell does: what waits is moved as soon as there is a server for it.
+                moved = self.unblock(seat=notice.seat)
+                named += moved.outputs
+                notices += moved.notices
         return Outcome(named, notices, more)
 
     # -- clients
@@ -239,31 +310,41 @@ class Scenario:
 
     # -- the server
 
-    def open(self) -> Outcome:
+    def open(self, seat: int = 0) -> Outcome:
         """A new child."""
-        return self._outcome(self.router.server_opened(self._key("server"), self.now))
+        return self._outcome(self.router.server_opened(self._key(SEATS[seat]), self.now, seat))
 
-    def start(self) -> Outcome:
+    def start(self, seat: int = 0) -> Outcome:
         """A new child that answers its probe; what is sent to it then."""
-        [probe] = self.open().items("server")
-        assert isinstance(probe, dict)
-        return self.server(result(probe["id"], {"supportedVersions": ["2026-07-28"]}))
+        [asked] = self.open(seat).items(SEATS[seat])
+        assert isinstance(asked, dict)
+        return self.server(discovered(asked["id"]), seat=seat)
 
-    def server(self, *lines: Json | bytes) -> Outcome:
+    def server(self, *lines: Json | bytes, seat: int = 0) -> Outcome:
         """The server writes lines, in one read."""
         data = b"".join(map(line, lines))
-        return self._outcome(self.router.server_data(self._keys["server"], data, self.now))
+        return self._outcome(self.router.server_data(self._keys[SEATS[seat]], data, self.now))
 
-    def crash(self) -> Outcome:
-        return self._outcome(self.router.server_closed(self._keys["server"], self.now))
+    def second(self, *lines: Json | bytes) -> Outcome:
+        """The server of the second seat writes lines, in one read."""
+        return self.server(*lines, seat=1)
 
-    def block(self) -> None:
+    def crash(self, seat: int = 0, *, exited: bool = True) -> Outcome:
+        """The server exits; not `exited`: a signal has killed it."""
+        key = self._keys[SEATS[seat]]
+        return self._outcome(self.router.server_closed(key, self.now, exited=exited))
+
+    def exhaust(self, seat: int = 0) -> Outcome:
+        """The server of a seat cannot be kept alive."""
+        return self._outcome(self.router.server_exhausted(seat, self.now))
+
+    def block(self, seat: int = 0) -> None:
         """The server's stdin is full."""
-        self.router.server_blocked(self._keys["server"])
+        self.router.server_blocked(self._keys[SEATS[seat]])
 
-    def unblock(self, room: int = ROOM) -> Outcome:
+    def unblock(self, room: int = ROOM, *, seat: int = 0) -> Outcome:
         """The server's stdin takes `room` bytes."""
-        outputs, more = self.router.server_writable(self._keys["server"], room, self.now)
+        outputs, more = self.router.server_writable(self._keys[SEATS[seat]], room, self.now)
         return self._outcome(outputs, more)
 
     # -- time and the end

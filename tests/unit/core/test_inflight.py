@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from bridge.core.era import Handshake
+from bridge.core.era import Era, Handshake
 from bridge.core.inflight import Child, Client, Entry, Kind, Logger, Queue, Queued, id_key, owners
 from bridge.core.jsonrpc import Id
 from bridge.core.outbox import Key
@@ -21,6 +21,10 @@ def client(key: int = 1) -> Client:
     return Client(Key(key), strict=False, max_line=100)
 
 
+def child() -> Child:
+    return Child(Key(9), 1, Handshake(version="1"), max_line=100, now=5.0)
+
+
 IDS: list[Id] = [1, "1", 0, "", -7, 2**70, "a", Raw(b'"\\ud83d"'), '"\\ud83d"']
 
 
@@ -32,7 +36,7 @@ def test_ids_of_other_types_never_meet() -> None:
 
 
 def test_a_queue_gives_out_what_it_took_in_order() -> None:
-    queue = Queue()
+    queue = Queue(client(), Era.MODERN)
     items = [queued(1), queued(None), queued("1"), queued(1), queued(None)]
     for item in items:
         queue.push(item)
@@ -48,7 +52,7 @@ def test_a_queue_gives_out_what_it_took_in_order() -> None:
 @pytest.mark.parametrize("id", IDS)
 def test_every_request_with_an_id_is_removed_and_no_other(id: Id) -> None:
     """One host sends `id: 1` for everything: a cancellation ends all of them."""
-    queue = Queue()
+    queue = Queue(client(), Era.MODERN)
     others = [queued(other) for other in IDS if id_key(other) != id_key(id)]
     for other in others:
         queue.push(queued(id))
@@ -63,7 +67,7 @@ def test_every_request_with_an_id_is_removed_and_no_other(id: Id) -> None:
 
 
 def test_a_request_that_was_taken_is_not_removed_again() -> None:
-    queue = Queue()
+    queue = Queue(client(), Era.MODERN)
     queue.push(queued(1, b"first"))
     queue.push(queued(1, b"second"))
     assert queue.pop().line == b"first"
@@ -76,7 +80,7 @@ def test_a_request_that_was_taken_is_not_removed_again() -> None:
 
 def test_an_empty_queue_has_no_head() -> None:
     """Asking it for one is a bug in the caller."""
-    queue = Queue()
+    queue = Queue(client(), Era.MODERN)
     with pytest.raises(StopIteration):
         queue.head()
     with pytest.raises(KeyError):
@@ -84,7 +88,7 @@ def test_an_empty_queue_has_no_head() -> None:
 
 
 def test_a_cleared_queue_gives_out_everything_and_keeps_nothing() -> None:
-    queue = Queue()
+    queue = Queue(client(), Era.MODERN)
     items = [queued(1), queued(None), queued("x")]
     for item in items:
         queue.push(item)
@@ -98,7 +102,7 @@ def test_a_cleared_queue_gives_out_everything_and_keeps_nothing() -> None:
 
 def test_a_queue_knows_whether_it_holds_a_request() -> None:
     """Notifications alone start no child."""
-    queue = Queue()
+    queue = Queue(client(), Era.MODERN)
     queue.push(queued(None))
     assert not queue.has_requests
     queue.push(queued(0))
@@ -114,10 +118,10 @@ def test_a_queue_knows_whether_it_holds_a_request() -> None:
 def test_a_client_is_idle_when_nothing_is_owed_to_it() -> None:
     one = client()
     assert one.idle
-    one.queue.push(queued(1))
+    one.waiting[Era.LEGACY] = Queue(one, Era.LEGACY)
     assert not one.idle
-    one.queue.pop()
-    one.inflight[5] = Entry(Kind.REQUEST, one, 1)
+    one.waiting.clear()
+    one.inflight[5] = Entry(Kind.REQUEST, child(), one, 1)
     assert not one.idle
     one.inflight.clear()
     holder: Any = object()
@@ -134,9 +138,33 @@ def test_each_possible_owner_of_a_log_is_named_once() -> None:
 
 
 def test_a_new_child_has_been_told_nothing() -> None:
-    child = Child(Key(9), Handshake(timeout=1.0, version="1"), max_line=100, now=5.0)
-    assert (child.key, child.opened_at, child.framer.limit) == (9, 5.0, 100)
-    assert not child.spoke
-    assert not child.blocked
-    assert not child.inflight
-    assert not child.out
+    new = child()
+    assert (new.key, new.seat, new.opened_at, new.framer.limit) == (9, 1, 5.0, 100)
+    assert not new.spoke
+    assert not new.wrote
+    assert not new.blocked
+    assert not new.inflight
+    assert not new.out
+
+
+def test_an_initialize_is_not_removed_by_its_id() -> None:
+    """Section 7: it is never cancelled; what is behind it may be."""
+    queue = Queue(client(), Era.LEGACY)
+    first = Queued(b"0123456789", 1, 0.0, opens=True)
+    for item in (first, queued(1), queued(1)):
+        queue.push(item)
+    assert queue.remove(1) == 2
+    assert queue.remove(1) == 0
+    assert queue.bytes == 10
+    assert queue.has_requests
+    assert queue.pop() is first
+
+
+def test_listens_are_taken_out_in_order_and_nothing_else_is() -> None:
+    queue = Queue(client(), Era.MODERN)
+    items = [Queued(b"0123456789", id, 0.0, listen=id in "ab") for id in "axby"]
+    for item in items:
+        queue.push(item)
+    assert queue.take_listens() == [items[0], items[2]]
+    assert queue.bytes == 20
+    assert [queue.pop(), queue.pop()] == [items[1], items[3]]

@@ -129,8 +129,8 @@ def test_the_shared_subscription_of_a_client_that_stops_sending_stays_for_the_ot
 def test_a_subscription_that_waits_ends_with_the_sending_too() -> None:
     """Nobody would ever end it otherwise; no child is started for it."""
     s = Scenario(server=False)
-    s.client("A", listen("L", toolsListChanged=True))
-    s.eof("A").expect(A=[closing("L"), CLOSE])
+    s.client("A", listen("L", toolsListChanged=True), listen("M", toolsListChanged=True))
+    s.eof("A").expect(A=[closing("L"), closing("M"), CLOSE])
     assert not s.router.needed()
     assert s.sizes == {"clients": 1}
 
