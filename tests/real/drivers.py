@@ -33,7 +33,7 @@ from tests.support.bridge import ROOT
 Json = dict[str, Any]
 
 # A client that starts on a busy machine and asks once; a pass never waits for it.
-TIMEOUT = 40.0
+TIMEOUT = 20.0
 # The answers of some servers are long lines.
 LINE_LIMIT = 1 << 26
 

@@ -29,7 +29,7 @@ from tests.support.sdk import socket_transport
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="module")]
 
-TIMEOUT = 60.0
+TIMEOUT = 30.0
 # Rounds in which a legacy and a modern client ask at the same time, and questions each asks in one.
 ROUNDS = 3
 CALLS = 4

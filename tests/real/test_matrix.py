@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="module")]
 # What each client asks at the same time. The Inspector starts a process for each.
 CALLS = 5
 INSPECTOR_CALLS = 1
-TIMEOUT = 60.0
+TIMEOUT = 30.0
 
 # What the SDKs of TypeScript say when they find no version in common.
 NOT_OFFERED = "did not offer pinned protocol version 2026-07-28"
