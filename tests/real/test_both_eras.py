@@ -108,6 +108,26 @@ async def test_a_client_of_both_eras_falls_back_on_a_legacy_servers_own_error(
         assert all(" info " in line for line in own), own
 
 
+@pytest.mark.parametrize("name", ["time", "context7", "grafana"])
+async def test_a_client_that_discovers_and_initializes_all_the_same_is_served_in_both_eras(
+    name: str, service: str, tmp_path: Path
+) -> None:
+    """Contract, "Eras and sharing": one host does so; alone, most such servers refuse the second."""
+    [kind] = [kind for kind in SERVERS if kind.name == name]
+    part = kind.make(tmp_path, service)
+    tool, arguments, expected = part.ask(0)
+    async with (
+        asyncio.timeout(TIMEOUT),
+        running_bridge(*part.command, env=part.env) as bridge,
+        await bridge.connect() as client,
+    ):
+        assert MODERN in (await client.request("server/discover"))["result"]["supportedVersions"]
+        assert (await client.initialize())["result"]["protocolVersion"] == LEGACY
+        answer = await client.legacy_request("tools/call", {"name": tool, "arguments": arguments})
+        assert expected in str(answer["result"])
+        assert expected in str((await client.call(tool, **arguments))["result"])
+
+
 @pytest.mark.parametrize(("era", "version"), [("legacy", LEGACY), ("modern", MODERN)])
 async def test_the_operator_can_decide_on_one_era_of_a_dual_era_server(
     era: str, version: str, surroundings: Surroundings, service: str, tmp_path: Path
