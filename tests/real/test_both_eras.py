@@ -70,6 +70,31 @@ async def test_a_legacy_and_a_modern_client_share_one_dual_era_server_at_once(
         assert len(bridge.server_pids(part.program)) == 2
 
 
+@pytest.mark.parametrize("name", ["grafana", "context7"])
+async def test_clients_of_both_eras_go_on_after_their_servers_were_killed(
+    name: str, surroundings: Surroundings, service: str, tmp_path: Path
+) -> None:
+    """Contract, "The child": clients stay connected; the legacy session is opened again first."""
+    [kind] = [kind for kind in SERVERS if kind.name == name]
+    part = kind.make(tmp_path, service)
+    async with (
+        asyncio.timeout(TIMEOUT),
+        running_bridge(*part.command, env=part.env) as bridge,
+        KINDS["typescript1"].open(surroundings, bridge.address) as old,
+        KINDS["python2-auto"].open(surroundings, bridge.address) as new,
+    ):
+        for number in range(2):
+            tool, arguments, expected = part.ask(number)
+            for answers in await asyncio.gather(old.ask([(tool, arguments)]), new.ask([(tool, arguments)])):
+                assert expected in str(answers[0])
+            pids = bridge.server_pids(part.program)
+            assert len(pids) == 2
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+            # Asked sooner, a client might be told that the server exited, which would be right, too.
+            await bridge.wait_log("killed by SIGKILL", count=2 * (number + 1))
+
+
 # What servers of the legacy era say to `server/discover`, the first message of a client of both eras: the
 # SDKs of Python and TypeScript in their own words; that of Rust exits, and the bridge answers in its place.
 REFUSALS = {
