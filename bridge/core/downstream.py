@@ -206,8 +206,7 @@ class Downstream:
                     continue
             elif (
                 legacy is not None
-                and client.session is not None
-                and client.session.open
+                and client.session is not None  # and open, since nothing of it waits
                 and method not in OWN
                 and method != DISCOVER
             ):

@@ -205,8 +205,6 @@ class Router:
             return []
         tables.now = now
         self._upstream.data(child, data)
-        if tables.stale_sessions:
-            self._downstream.end_sessions()
         return tables.outbox.flush()
 
     def server_blocked(self, key: Key) -> None:

@@ -175,6 +175,8 @@ class Upstream:
                 self._subscriptions.answered(child, entry.share, message)  # type: ignore[arg-type]  # a listen has a share
             else:
                 self._seats.answered(child, entry, message)
+                if tables.stale_sessions:
+                    self._downstream.end_sessions()
 
     def _unasked(self, child: Child, message: Message) -> None:
         if message.result is UNSET and message.error is UNSET:
