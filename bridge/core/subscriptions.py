@@ -25,6 +25,7 @@ from bridge.core.jsonrpc import (
     PROTOCOL_VERSION,
     SERVER_EXITED,
     SUBSCRIPTION_ID,
+    Call,
     Id,
     Members,
     Message,
@@ -130,7 +131,7 @@ class Share(Struct, gc=False):
     number: int
     key: ShareKey | None
     """None if it is not shared."""
-    request: Message
+    request: Call
     """What opens it, with nothing in it that pins a read buffer."""
     state: State = State.OPENING
     upstream_id: int | None = None
@@ -194,7 +195,7 @@ class Subscriptions:
             client, id, OVERLOADED, "too many subscriptions: end one first", "too_many_subscriptions"
         )
 
-    def listen(self, client: Client, message: Message, meta: Meta, child: Child) -> None:
+    def listen(self, client: Client, message: Call, meta: Meta, child: Child) -> None:
         """A client's `subscriptions/listen`: join what is open already, or open it.
 
         Args:
@@ -495,7 +496,7 @@ def _around(members: Members, name: str) -> tuple[bytes, bytes]:
     return first, b"".join(b"," + item for item in behind) + b"}"
 
 
-def _owned(message: Message) -> Message:
+def _owned(message: Call) -> Call:
     """A copy of a listen that may be kept: nothing in it pins a read buffer."""
     params = message.params
     assert isinstance(params, dict)
@@ -503,7 +504,7 @@ def _owned(message: Message) -> Message:
     if type(message) is OddMessage:
         extra = {name: value.copy() for name, value in message.extra.items()}
         return OddMessage("2.0", message.id, message.method, kept, extra=extra, marked=message.marked)
-    return Message("2.0", message.id, message.method, kept)
+    return Call("2.0", message.id, message.method, kept)
 
 
 def _with_token(meta: Raw, upstream_id: int) -> Raw:
