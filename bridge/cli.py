@@ -58,8 +58,9 @@ def _serve(settings: Settings) -> int:
 
     from bridge.hub import Hub
     from bridge.logs import setup_logging
-    from bridge.tuning import raise_descriptor_limit, tune_allocator
+    from bridge.tuning import occupy_standard_descriptors, raise_descriptor_limit, tune_allocator
 
+    occupy_standard_descriptors()
     try:
         writer = setup_logging(level=settings.log_level, fmt=settings.log_format)
     except ConfigError as error:

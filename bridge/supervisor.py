@@ -159,7 +159,9 @@ class Supervisor:
         owner, seat = self._owner, self._seat
         owner.server_ended(seat, child)
         replaced = owner.server_replaced(seat)
-        retired, self._retiring = self._retiring, False
+        # The first process may be asked for the other era; a further one is there for its own alone.
+        retired = self._retiring or (replaced and seat != 0)
+        self._retiring = False
         if not self._stopping:
             level = logging.INFO if child.status == 0 or replaced else logging.WARNING
             _log.log(level, "the server (pid %d) ended: %s", child.pid, self._last_end)

@@ -39,7 +39,7 @@ def compact(value: Any) -> bytes:
 def test_every_kind_of_example_is_there() -> None:
     assert len(EXAMPLES) == 129
     assert len(REQUESTS) == 10
-    assert len(RESPONSES) == 13
+    assert len(RESPONSES) == 14
     assert len(NOTIFICATIONS) == 8
     assert all(len(of(kind)) > 3 for kind in ("message", "result", "error", "value"))
 

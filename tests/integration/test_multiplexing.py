@@ -365,7 +365,8 @@ async def test_progress_nobody_can_own_is_dropped_and_never_invented(client: Raw
     raw = b64(*(line % token for token in tokens + more))
     raw += b64(b'{"jsonrpc":"2.0","method":"notifications/progress"}\n')
     # Asked without a token, with one, and after the answer.
-    await client.start_call("do", id=1, raw_before=raw, token=1, progress=1, late_progress=1)
+    own = b64(line % b'"progressToken":@ID@,')
+    await client.start_call("do", id=1, raw_before=own + raw, token=1, progress=1, late_progress=1)
     assert (await client.recv())["id"] == 1
     await client.start_call("do", id=2, meta={"progressToken": "t"}, raw_before=raw, late_progress=3)
     assert (await client.recv())["id"] == 2

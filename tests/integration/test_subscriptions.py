@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.integration.conftest import Shared
-from tests.support.bridge import RunningBridge, running_bridge, server_command, wait_until
+from tests.support.bridge import RunningBridge, running_bridge, server_command
 from tests.support.client import (
     LOG_LEVEL,
     SUBSCRIPTION_ID,
@@ -263,7 +263,7 @@ async def kill_server(bridge: RunningBridge, client: RawClient) -> int:
     """SIGKILL for the server's process; returns its number."""
     pid = int(content(await client.call("pid"))["pid"])
     os.kill(pid, signal.SIGKILL)
-    await wait_until(lambda: pid not in bridge.processes())
+    await bridge.wait_log(rf"pid {pid}\) ended")
     return pid
 
 

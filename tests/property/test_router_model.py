@@ -243,7 +243,7 @@ class TheRouter(RuleBasedStateMachine):
         assert ready == [self.model.became_ready] * 2
         if self.model.became_ready:
             self.model.became_ready = False
-            self.writable(31)
+            self.writable(1000)
         self.agree()
 
     def agree(self) -> None:
@@ -310,11 +310,18 @@ class TheRouter(RuleBasedStateMachine):
         return request(id, "tools/call", meta=meta, marker=self.marker)
 
     @precondition(lambda self: self.senders())
-    @rule(who=number, what=st.lists(st.tuples(st.integers(0, 7), number), min_size=1, max_size=4))
-    def client_asks(self, who: int, what: list[tuple[int, int]]) -> None:
-        """Requests and listens as most of them are."""
+    @rule(
+        who=number,
+        what=st.lists(st.tuples(st.integers(0, 7), number), min_size=1, max_size=4),
+        regrets=chance,
+    )
+    def client_asks(self, who: int, what: list[tuple[int, int]], regrets: int) -> None:
+        """Requests and listens as most of them are; sometimes all are given up at once."""
         key = pick(self.senders(), who)
         messages = [self.new_request(key, kind, n, "t" if n & 1 else None, n > 25) for kind, n in what]
+        if regrets == 11:
+            self.given_up |= {(key, json.dumps(id)) for id in IDS}
+            messages += map(cancelled, IDS)
         for message in messages:
             self.model.message(key, message)
         self.lines(key, list(map(line, messages)), 1000, "client_data")
@@ -424,6 +431,8 @@ class TheRouter(RuleBasedStateMachine):
         """Of what is open, one: otherwise little would ever end well."""
         assert self.server is not None
         assert self.model.child is not None
+        if not self.model.child.sent:
+            return
         up = pick(self.model.child.sent, n)
         kind = 8 if isinstance(self.model.child.sent[up], model.Share) else 0
         self.lines(self.server, [self.server_line(kind, n, 0, up)], 1000, "server_data")
@@ -514,28 +523,25 @@ class TheRouter(RuleBasedStateMachine):
         self.both("server_closed", key, self.now)
 
     @precondition(lambda self: self.model.ready_child())
-    @rule()
-    def stdin_is_blocked(self) -> None:
+    @rule(room=st.sampled_from((0, 0, 0, 1, 2, 1000)))
+    def stdin(self, room: int) -> None:
+        """It is full, or takes so many lines."""
+        if room:
+            self.writable(room)
+            return
         for router in (self.fine, self.coarse):
             router.server_blocked(Key(self.server or 0))
         self.model.block()
 
-    @precondition(lambda self: self.server is not None)
-    @rule(room=number)
     def writable(self, room: int) -> None:
-        """Stdin takes so many lines; 31 and 0 stand for any number."""
-        count = room if 0 < room < 31 else 1000
         key = Key(self.server or 0)
-        while True:
-            more = self.model.writable(1 if count < 31 else 1000)
-            size = 1 if count < 31 else 1 << 30
+        for _ in range(room if room < 1000 else 1):
+            more = self.model.writable(1 if room < 1000 else room)
+            size = 1 if room < 1000 else 1 << 30
             fine, fine_more = self.fine.server_writable(key, size, self.now)
             coarse, coarse_more = self.coarse.server_writable(key, size, self.now)
             self.judge(fine, coarse)
             assert (fine_more, coarse_more) == (more, more)
-            count -= 1
-            if not more or count <= 0:
-                break
         self.agree()
 
     # -- time and the end
@@ -554,6 +560,15 @@ class TheRouter(RuleBasedStateMachine):
             self.stopped = True
             self.model.stop()
             self.both("stop", self.now)
+
+    @precondition(lambda self: self.server is not None and not self.stopped and self.model.shares)
+    @rule(n=number, last_words=chance, times=st.integers(1, 3))
+    def child_is_replaced(self, n: int, last_words: int, times: int) -> None:
+        """While there are subscriptions, up to the point where those are opened again."""
+        for _ in range(times):
+            self.child_ends(n, last_words)
+            self.child_starts()
+            self.child_answers(0)
 
     @rule(what=chance, n=number, how=number)
     def seldom(self, what: int, n: int, how: int) -> None:
@@ -590,7 +605,7 @@ class TheRouter(RuleBasedStateMachine):
             self.child_starts()
         if self.server is None:
             return
-        self.writable(31)
+        self.writable(1000)
         for _ in range(1000):
             child = self.model.child
             assert child is not None
@@ -612,7 +627,7 @@ class TheRouter(RuleBasedStateMachine):
 
 
 TheRouter.TestCase.settings = settings(
-    max_examples=int(EXAMPLES) if EXAMPLES else 200,
+    max_examples=int(EXAMPLES) if EXAMPLES else 300,
     stateful_step_count=60 if EXAMPLES else 40,
     deadline=None,
     derandomize=not EXAMPLES,

@@ -44,7 +44,8 @@ as text and as `structuredContent`; of the tool `state` {"pid", "start", "listen
 "cancelled", "responses", "count"}: what it knows of, and how many lines it has received.
 
 Environment:
-    RECORD: a file to which every received line is appended, byte for byte.
+    RECORD: a file to which every received line is appended, byte for byte; "@START@" in it becomes the
+        number of the start.
     STARTS: a file that counts the starts, one line with the pid each.
     SCRIPT: JSON, an object, or a list of objects for the first, second, ... start (the last one stays):
         "start_delay_ms", "banner" (base64, written to stdout first), "stderr" (text), "exit" (code, at once),
@@ -461,7 +462,7 @@ def main() -> int:
         write_all(1, base64.b64decode(settings["banner"]))
     if "exit" in settings:
         os._exit(settings["exit"])
-    record = os.environ.get("RECORD")
+    record = os.environ.get("RECORD", "").replace("@START@", str(start))
     server = Server(settings, start)
     server.serve(os.open(record, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600) if record else None)
     if settings.get("ignore_eof"):

@@ -273,6 +273,16 @@ def test_a_response_does_not_let_a_flood_pass_those_whose_turn_it_is() -> None:
     s.server(result(3, {})).expect(B=result(0, {}))
 
 
+def test_a_request_does_not_pass_those_of_its_client_whose_turn_has_not_come() -> None:
+    """Section 10: order holds per client, also while its window and stdin have room."""
+    s = Scenario(turn_bytes=1024)
+    s.block()
+    s.client("A", request(1, "x", v=KB), request(2, "x", v=KB))
+    assert s.unblock(room=1000).more
+    s.client("A", request(3, "x"), notification("n"), listen("L")).expect()
+    s.unblock().expect(server=[request(3, "x", v=KB), request(4, "x"), notification("n"), listen(5)])
+
+
 def test_a_client_whose_window_is_full_gives_its_turn_away() -> None:
     s = Scenario(clients="AB", max_in_flight=1)
     s.client("A", *requests("A", 3))

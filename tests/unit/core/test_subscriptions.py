@@ -82,7 +82,8 @@ def test_one_client_may_hold_the_same_subscription_twice() -> None:
     "other",
     [
         listen("b", promptsListChanged=True),
-        listen("b", resourcesListChanged=True),
+        listen("b", toolsListChanged=True, promptsListChanged=True),
+        listen("b", toolsListChanged=True, resourcesListChanged=True),
         listen("b", toolsListChanged=True, resourceSubscriptions=["u"]),
         listen("b", meta={PREFIX + "protocolVersion": "2027-01-01"}, **TOOLS),
         listen("b", meta={PREFIX + "clientCapabilities": {"x": {}}}, **TOOLS),
@@ -120,6 +121,12 @@ def test_a_listen_with_a_progress_token_is_its_own_and_gets_its_progress() -> No
     s.client("B", cancelled("b"))
     s.server(progress(3)).expect()
     assert s.stats.dropped_progress == 2
+
+
+def test_a_listen_whose_token_was_removed_is_its_own() -> None:
+    s = Scenario(clients="AB")
+    s.client("A", listen("a", **TOOLS))
+    s.client("B", listen("b", meta={"progressToken": 57.0}, **TOOLS)).expect(server=listen(3, **TOOLS))
 
 
 def test_a_listen_with_a_log_level_is_its_own() -> None:
