@@ -78,6 +78,7 @@ class Supervisor:
         self._policy = RestartPolicy(max_restarts=settings.max_restarts, mode=settings.restart)
         self._spawning: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._announced: float | None = None
         self._stopping = False
         self._ever_started = False
         self._last_end = ""
@@ -147,8 +148,10 @@ class Supervisor:
             self._spawning = self._loop.create_task(self._spawn())
         elif decision.action is Action.WAIT:
             assert decision.at is not None
-            _log.info("the server is started again in %.1f s", max(0.0, decision.at - self._loop.time()))
-            self._set_timer(decision.at)
+            if decision.at != self._announced:  # every request that waits asks anew
+                self._announced = decision.at
+                _log.info("the server is started again in %.1f s", max(0.0, decision.at - self._loop.time()))
+                self._set_timer(decision.at)
         elif decision.action is Action.IDLE:
             _log.info("the server is started again when somebody needs it")
         elif decision.action is Action.GIVE_UP:
