@@ -32,6 +32,7 @@ from bridge.hangup import HangupWatch
 from bridge.listener import Listener, open_listener
 from bridge.logs import LogWriter, RateLimit, StderrRelay, printable
 from bridge.supervisor import Supervisor
+from bridge.tuning import most_connections
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -115,6 +116,8 @@ class Hub:
         self._last_key = 0
         self._children: dict[int, ServerPort] = {}
         self._ever_ready = False
+        most = most_connections()
+        self._max_clients = settings.max_clients if most is None else min(settings.max_clients, most)
         self._limits: dict[NoticeKind, RateLimit] = {kind: RateLimit(1.0, 5.0) for kind in NoticeKind}
         self._ticking = False
         self._listeners: list[Listener] = []
@@ -173,6 +176,8 @@ class Hub:
             self._admin = await start_admin(settings.admin, self.health, insecure=settings.insecure)
         for listener in self._listeners:
             self._servers.append(await self._serve(listener))
+        if self._max_clients < settings.max_clients:
+            _log.warning("the limit of open files (ulimit -n) allows %d clients only", self._max_clients)
         for listener in self._listeners:
             _log.info("listening on %s", listener.address)
         if self._admin is not None:
@@ -264,7 +269,7 @@ class Hub:
     # --- From the clients
 
     def client_connected(self, connection: ClientConnection) -> Key | None:
-        if self._stopping or len(self._connections) >= self._settings.max_clients:
+        if self._stopping or len(self._connections) >= self._max_clients:
             reason = "the bridge is shutting down" if self._stopping else "too many clients: try again later"
             connection.send(bytes(error_line(UNSET, OVERLOADED, reason, "too_many_clients")) + b"\n")
             connection.close()
