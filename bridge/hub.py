@@ -109,6 +109,7 @@ class Hub:
         self._loop = asyncio.get_running_loop()
         self._clock: Callable[[], float] = self._loop.time
         self._router = Router(settings.limits, salt=secrets.token_bytes(16), version=__version__)
+        self._attention = self._router.attention
         self._ports: dict[Key, Port] = {}
         self._connections: dict[Key, ClientConnection] = {}
         self._congested: dict[Key, ClientConnection] = {}
@@ -281,7 +282,9 @@ class Hub:
 
     def client_data(self, key: Key, data: bytes) -> None:
         self._deliver(self._router.client_data(key, data, self._clock()))
-        self._came(len(data))
+        self._unchecked += len(data)
+        if self._unchecked > UNCHECKED:
+            self._check_buffers()
 
     def client_eof(self, key: Key) -> None:
         self._deliver(self._router.client_eof(key, self._clock()))
@@ -314,7 +317,9 @@ class Hub:
     def server_data(self, seat: int, data: bytes) -> None:
         port = self._children[seat]
         self._deliver(self._router.server_data(port.key, data, self._clock()))
-        self._came(len(data))
+        self._unchecked += len(data)
+        if self._unchecked > UNCHECKED:
+            self._check_buffers()
         if not port.spoke and self._router.spoke(port.key):
             port.spoke = True
             self._supervisors[seat].spoke()
@@ -372,6 +377,12 @@ class Hub:
                     port.close()
             else:
                 port.control(payload)  # type: ignore[arg-type]  # what is left of the union
+        if self._attention.due:
+            self._attend()
+
+    def _attend(self) -> None:
+        """Do what the core asks for besides writing."""
+        self._attention.due = False
         if self._router.has_notices:
             self._tell()
         if not self._ticking and self._router.needs_tick:
@@ -426,15 +437,13 @@ class Hub:
         self._ticking = False
         self._deliver(self._router.tick(self._clock()))
         self._enforce()
-        if self._congested:
+        if self._congested or self._router.needs_tick:
             self._tick_soon()
 
-    def _came(self, size: int) -> None:
+    def _check_buffers(self) -> None:
         """Bytes have come in: lines without an end, and queues, grow without anybody being slow to read."""
-        self._unchecked += size
-        if self._unchecked > UNCHECKED:
-            self._unchecked = 0
-            self._enforce()
+        self._unchecked = 0
+        self._enforce()
 
     def _enforce(self) -> None:
         """Keep all buffers together within bounds: the client that holds most is cut."""

@@ -245,6 +245,8 @@ class Downstream:
             touch(child).append(message)
             sent += 1
         tables.stats.requests += sent
+        if tables.limits.request_timeout is not None:
+            tables.attention.due = True
 
     def _message(self, client: Client, message: Call, measured: bool) -> None:
         """One valid message, whatever it is."""
@@ -346,9 +348,12 @@ class Downstream:
         child.inflight[upstream_id] = entry
         if meta.log_level is not UNSET:
             entry.logs = True
+            tables.attention.due = True
             child.loggers[upstream_id] = Logger(client)
         message.id = upstream_id
         tables.stats.requests += 1
+        if tables.limits.request_timeout is not None:
+            tables.attention.due = True
         tables.outbox.put(child, message)
 
     # -- notifications ---------------------------------------------------------

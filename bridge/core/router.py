@@ -20,7 +20,7 @@ from bridge.core.outbox import Key, Output
 from bridge.core.seats import Seats
 from bridge.core.stats import Stats
 from bridge.core.subscriptions import Subscriptions
-from bridge.core.tables import Limits, Notice, Tables
+from bridge.core.tables import Attention, Limits, Notice, Tables
 from bridge.core.upstream import Upstream
 from bridge.core.waiting import Waiting
 
@@ -126,6 +126,11 @@ class Router:
         """Whether `take_notices` would return anything."""
         return bool(self._tables.notices)
 
+    @property
+    def attention(self) -> Attention:
+        """To be looked at after each call: only if it is due there can be notices, or need of a tick."""
+        return self._tables.attention
+
     # -- clients -----------------------------------------------------------------
 
     def client_opened(self, key: Key, *, strict: bool = False) -> None:
@@ -159,6 +164,7 @@ class Router:
         if client is None or client.eof_at is not None:
             return []
         tables.now = now
+        tables.attention.due = True
         self._downstream.finish(client)
         client.eof_at = now
         tables.lingering[key] = client
@@ -190,6 +196,7 @@ class Router:
         """
         tables = self._tables
         tables.now = now
+        tables.attention.due = True
         tables.stats.children_opened += 1
         handshake = Handshake(version=tables.version, decided=tables.limits.era)
         child = Child(key, seat, handshake, max_line=tables.limits.max_message, now=now)
@@ -251,6 +258,7 @@ class Router:
         if child is None:
             return []
         tables.now = now
+        tables.attention.due = True
         # First of all nothing is written to it any more, whatever its last words set free.
         del tables.children[key]
         child.closing = True

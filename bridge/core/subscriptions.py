@@ -249,6 +249,7 @@ class Subscriptions:
             Kind.LISTEN, child, None, None, first.token, self._tables.now, share, logs=share.logs
         )
         if share.logs:
+            self._tables.attention.due = True
             child.loggers[upstream_id] = Logger(first.client)
         request = share.request
         request.id = upstream_id
