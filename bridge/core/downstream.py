@@ -145,8 +145,6 @@ class Downstream:
         tables = self._tables
         tables.stats.bad_lines += 1
         tables.note(NoticeKind.BAD_LINE, client.key, bytes(line[:512]))
-        # It was JSON: the client is no stranger, only mistaken.
-        client.bad_lines = 0
         tables.refuse(client, refusal.id, refusal.code, refusal.reason, "invalid_request")
 
     def _bad_line(self, client: Client, reason: str, line: Block) -> None:
