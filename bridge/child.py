@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from bridge.errors import SpawnError
 from bridge.pipes import PipeReader, StderrLines, drain, unread_bytes
 from bridge.process import ExitWatch, Started, start_process
+from bridge.reaper import release
 
 if TYPE_CHECKING:
     from bridge.guard import Guard
@@ -392,6 +393,7 @@ class Child:
             self._guard.remove(self.pid)
         self._reaped = True
         status = self._process.wait()  # at once: it has exited
+        release(self.pid)
         if self.status is None:
             self.status = status
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 
+from bridge.descriptors import fill_closed_descriptors
 from bridge.errors import BridgeError, ConfigError
 
 TYPE_CHECKING = False
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 def main(argv: list[str] | None = None) -> int:
     """Run a command; return its exit code."""
+    fill_closed_descriptors()
     argv = sys.argv[1:] if argv is None else argv
     command = argv[0] if argv else ""
     if command == "connect":
@@ -52,24 +54,32 @@ def _complain(line: str, code: int) -> int:
 
 
 def _serve(settings: Settings) -> int:
+    from bridge.signals import block_signals, exit_on_early_signals
+
+    exit_on_early_signals()
     import asyncio
+    import faulthandler
 
     import uvloop
 
     from bridge.hub import Hub
     from bridge.logs import setup_logging
-    from bridge.tuning import occupy_standard_descriptors, raise_descriptor_limit, tune_allocator
+    from bridge.tuning import raise_descriptor_limit, tune_allocator
 
-    occupy_standard_descriptors()
     try:
         writer = setup_logging(level=settings.log_level, fmt=settings.log_format)
     except ConfigError as error:
         return _complain(str(error), error.exit_code)
+    # For crashes of native code, and for systemd's watchdog, which ends a hanging process with SIGABRT.
+    faulthandler.enable(2)
     tune_allocator()
     limit = raise_descriptor_limit()
 
     async def serve() -> int:
-        return await Hub(settings, writer, limit).run()
+        try:
+            return await Hub(settings, writer, limit).run()
+        finally:
+            block_signals()
 
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -35,6 +35,9 @@ class ClientOwner(Protocol):
     def client_connected(self, connection: ClientConnection) -> Key | None:
         """A client is here; None if it is not served, and then `connection` was told why."""
 
+    def client_refused(self, listener: Listener) -> None:
+        """Somebody connected who may not, and was sent away without a word."""
+
     def client_data(self, key: Key, data: bytes) -> None:
         """It sent bytes, cut anywhere."""
 
@@ -94,8 +97,8 @@ class ClientConnection(asyncio.Protocol):
         sock: socket.socket = transport.get_extra_info("socket")
         try:
             if not peer_allowed(self._listener, sock):
-                _log.warning("a client of another user was refused at %s", self._listener.address)
                 transport.abort()
+                self._owner.client_refused(self._listener)
                 return
             transport.set_write_buffer_limits(high=WRITE_HIGH, low=WRITE_LOW)
             if sock.family == socket.AF_UNIX:

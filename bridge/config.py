@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from bridge.address import Address
 from bridge.core.tables import Limits
+from bridge.peers import ANYBODY, PeerPolicy
 
 MIB: Final = 1024 * 1024
 
@@ -31,6 +32,10 @@ class Settings(Struct, frozen=True, kw_only=True):
     insecure: bool = False
     """TCP addresses that other machines can reach are allowed."""
     socket_mode: int = 0o600
+    socket_group: int | None = None
+    """The group that Unix sockets are given to; None: as the system does it."""
+    peers: PeerPolicy = ANYBODY
+    """Who may use Unix sockets."""
     env: tuple[tuple[str, str], ...] = ()
     """Set for the server, beside what the bridge itself was given."""
     cwd: str | None = None

@@ -25,6 +25,7 @@ import sys
 import time
 
 from bridge.address import Address, parse_address
+from bridge.descriptors import fill_closed_descriptors
 from bridge.errors import BridgeError, ConfigError
 
 TYPE_CHECKING = False  # `typing` itself is too slow to import here
@@ -115,7 +116,7 @@ def run(address: Address, wait: float) -> int:
     """
     _refuse_unsupported(address)
     _end_on_signals()
-    _fill_closed_descriptors()
+    fill_closed_descriptors()
     where = _shown(address)
     try:
         sock = _connect(address, wait)
@@ -356,18 +357,6 @@ def _end_on_signals() -> None:
 
 def _exit_by_signal(number: int, frame: object) -> NoReturn:
     os._exit(128 + number)
-
-
-def _fill_closed_descriptors() -> None:
-    """Open /dev/null where 0, 1 or 2 is closed, or the socket would get that number and be copied to itself.
-
-    A closed stdin then reads as ended, and writing to a closed stdout still fails.
-    """
-    for fd, mode in ((_STDIN, os.O_RDONLY), (_STDOUT, os.O_RDONLY), (_STDERR, os.O_WRONLY)):
-        try:
-            os.fstat(fd)
-        except OSError:
-            os.open(os.devnull, mode)  # the lowest free number, which is `fd`
 
 
 def _stdout_failed(error: OSError) -> str:

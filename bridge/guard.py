@@ -17,6 +17,8 @@ import signal
 import subprocess
 from collections.abc import Sequence
 
+from bridge.reaper import claim, release
+
 __all__ = ["Guard"]
 
 logger = logging.getLogger("bridge")
@@ -82,7 +84,7 @@ class Guard:
 
     @property
     def pid(self) -> int | None:
-        """The guard's process id, for whoever reaps orphans as PID 1; None when there is no guard."""
+        """The guard's process id; None when there is no guard."""
         return self._process.pid if self._process is not None else None
 
     def add(self, pgid: int) -> None:
@@ -122,6 +124,7 @@ class Guard:
             process.wait(CLOSE_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             _end(process)
+        release(process.pid)
 
     def _tell(self, line: bytes) -> None:
         """Write a line to the guard. One that died or is stuck is replaced, once for each line."""
@@ -174,6 +177,7 @@ def _launch(shells: Sequence[str]) -> tuple[subprocess.Popen[bytes], int] | None
                     env=env,
                     start_new_session=True,
                 )
+                claim(process.pid)
                 return process, writer
     finally:
         os.close(reader)
@@ -186,3 +190,4 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.kill()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(CLOSE_TIMEOUT_S)
+    release(process.pid)

@@ -1,6 +1,6 @@
 """Joins router, clients and server: the only module that sees both sides.
 
-Owns the running bridge: its listeners, its connections, its signals and its end.
+Owns the running bridge: its connections, its servers and the order of its end.
 Every callback reads, calls the core, and writes what the core returns, without a
 pause in between, so that what one read brought is carried out as a whole.
 """
@@ -8,18 +8,15 @@ pause in between, so that what one read brought is carried out as a whole.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import faulthandler
 import logging
-import os
 import secrets
-import signal
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from msgspec import UNSET
 
 from bridge import __version__
+from bridge.acceptor import Acceptor
 from bridge.child import Child
 from bridge.client import ClientConnection
 from bridge.config import Settings
@@ -29,7 +26,8 @@ from bridge.core.router import Router
 from bridge.core.tables import NoticeKind
 from bridge.guard import Guard
 from bridge.hangup import HangupWatch
-from bridge.listener import Listener, open_listener
+from bridge.lifecycle import Lifecycle
+from bridge.listener import Listener
 from bridge.logs import LogWriter, RateLimit, StderrRelay, printable
 from bridge.supervisor import Supervisor
 from bridge.tuning import most_connections
@@ -45,9 +43,6 @@ STDIN_HIGH: Final = 1024 * 1024
 
 TICK: Final = 0.1
 """How often, in seconds, deadlines and buffers are looked at while there are any."""
-
-PATH_CHECK: Final = 5.0
-"""How often, in seconds, a Unix socket's path is looked at: without it nobody can connect."""
 
 CLOSE_WAIT: Final = 1.0
 """How long, in seconds, clients have at the end of a stop to read what they were sent."""
@@ -121,11 +116,10 @@ class Hub:
         self._max_clients = settings.max_clients if most is None else min(settings.max_clients, most)
         self._limits: dict[NoticeKind, RateLimit] = {kind: RateLimit(1.0, 5.0) for kind in NoticeKind}
         self._ticking = False
-        self._listeners: list[Listener] = []
-        self._servers: list[asyncio.AbstractServer] = []
+        self._refusals = RateLimit(1.0, 5.0)
+        self._life = Lifecycle(self._replace_servers)
+        self._acceptor = Acceptor(settings, self._accepted)
         self._admin: AdminServer | None = None
-        self._over: asyncio.Future[int] = self._loop.create_future()
-        self._hurry = asyncio.Event()
         self._stopping = False
         self.hangups = HangupWatch(self._loop)
         self._guard = Guard.start()
@@ -141,14 +135,18 @@ class Hub:
         Raises:
             ConfigError, ListenError: a listener cannot be opened; nothing is left behind.
         """
-        self._watch_signals()
+        life = self._life
+        life.begin()
         try:
             await self._open()
+            life.ready()
             self._supervisor(0).start()
-            code = await self._over
+            code = await life.over
+            life.notifier.status("stopping")
             await self._drain(code)
         finally:
             await self._shut()
+            life.finish()
         return code
 
     def _supervisor(self, seat: int) -> Supervisor:
@@ -169,84 +167,46 @@ class Hub:
     async def _open(self) -> None:
         settings = self._settings
         # All of them first: a bridge that cannot be reached must not start a server.
-        for address in settings.listen:
-            self._listeners += open_listener(address, mode=settings.socket_mode, insecure=settings.insecure)
+        self._acceptor.bind()
         if settings.admin is not None:
             from bridge.admin import start_admin
 
             self._admin = await start_admin(settings.admin, self.health, insecure=settings.insecure)
-        for listener in self._listeners:
-            self._servers.append(await self._serve(listener))
         if self._max_clients < settings.max_clients:
             _log.warning("the limit of open files (ulimit -n) allows %d clients only", self._max_clients)
-        for listener in self._listeners:
-            _log.info("listening on %s", listener.address)
+        await self._acceptor.serve()
         if self._admin is not None:
             for address in self._admin.addresses:
                 _log.info("health at %s", address)
-        if any(listener.address.kind == "unix" for listener in self._listeners):
-            self._loop.call_later(PATH_CHECK, self._check_paths)
 
-    async def _serve(self, listener: Listener) -> asyncio.AbstractServer:
-        def accept() -> ClientConnection:
-            return ClientConnection(self, listener, self._settings.client_buffer)
+    def _accepted(self, listener: Listener) -> ClientConnection:
+        return ClientConnection(self, listener, self._settings.client_buffer)
 
-        if listener.address.kind == "tcp":
-            return await self._loop.create_server(accept, sock=listener.sock, backlog=4096)
-        # The path is the listener's to remove: it knows whether it is still ours.
-        options: dict[str, Any] = {"cleanup_socket": False} if _CLEANS_UP else {}
-        return await self._loop.create_unix_server(accept, sock=listener.sock, backlog=4096, **options)
-
-    def _watch_signals(self) -> None:
-        self._loop.add_signal_handler(signal.SIGTERM, self._asked_to_stop, "SIGTERM")
-        self._loop.add_signal_handler(signal.SIGINT, self._asked_to_stop, "SIGINT")
-        self._loop.add_signal_handler(signal.SIGQUIT, self._asked_to_quit)
-        self._loop.add_signal_handler(
-            signal.SIGHUP, _log.warning, "SIGHUP is ignored: this version cannot replace the server"
-        )
-
-    def _asked_to_stop(self, name: str) -> None:
-        if self._over.done():
-            self._hurry.set()
-            return
-        _log.info("%s: stopping", name)
-        self._over.set_result(0)
-
-    def _asked_to_quit(self) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            faulthandler.dump_traceback(file=2)
-        self._hurry.set()
-        if not self._over.done():
-            _log.info("SIGQUIT: stopping at once")
-            self._over.set_result(1)
+    def _replace_servers(self) -> None:
+        _log.warning("SIGHUP is ignored: this version cannot replace the server")
+        self._life.replaced()
 
     async def _drain(self, code: int) -> None:
         """Let what is at the server finish, if there is a server and nobody is in a hurry."""
         self._stop_accepting()
         self._deliver(self._router.drain(self._clock()))
         deadline = self._clock() + self._settings.drain
-        while code == 0 and self._router.in_flight and self._clock() < deadline and not self._hurry.is_set():
-            await self._hurry_or(0.01)
+        life = self._life
+        while code == 0 and self._router.in_flight and self._clock() < deadline and not life.hurried:
+            await life.pause(0.01)
         self._deliver(self._router.stop(self._clock()))
-
-    async def _hurry_or(self, seconds: float) -> None:
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._hurry.wait(), seconds)
 
     def _stop_accepting(self) -> None:
         self._stopping = True
-        for listener in self._listeners:
-            listener.close()
-        for server in self._servers:
-            server.close()
+        self._acceptor.close()
 
     async def _shut(self) -> None:
         self._stop_accepting()
         grace = self._settings.stop_grace
         await asyncio.gather(*(supervisor.stop(grace) for supervisor in self._supervisors.values()))
         deadline = self._clock() + CLOSE_WAIT
-        while self._connections and self._clock() < deadline and not self._hurry.is_set():
-            await self._hurry_or(0.01)
+        while self._connections and self._clock() < deadline and not self._life.hurried:
+            await self._life.pause(0.01)
         for connection in list(self._connections.values()):
             connection.abort()
         if self._admin is not None:
@@ -280,6 +240,12 @@ class Hub:
         self._router.client_opened(key, strict=connection.strict)
         return key
 
+    def client_refused(self, listener: Listener) -> None:
+        dropped = self._refusals.dropped
+        if self._refusals.allow(self._clock()):  # who is refused may try again as fast as the system goes
+            more = f" (and {dropped} more)" if dropped else ""
+            _log.warning("a client of another user was refused at %s%s", listener.address, more)
+
     def client_data(self, key: Key, data: bytes) -> None:
         self._deliver(self._router.client_data(key, data, self._clock()))
         self._unchecked += len(data)
@@ -309,6 +275,7 @@ class Hub:
 
     def server_started(self, seat: int, child: Child) -> None:
         port = self._children[seat] = ServerPort(self._new_key(), child)
+        self._life.notifier.status(f"serving; the server runs (pid {child.pid})")
         self._ports[port.key] = port
         self._deliver(self._router.server_opened(port.key, self._clock(), seat))
         if child.ending:
@@ -339,6 +306,8 @@ class Hub:
         self._deliver(self._router.server_closed(port.key, self._clock(), exited=exited))
         del self._ports[port.key]
         del self._children[seat]
+        if not self._stopping and not self._children:
+            self._life.notifier.status(f"serving; the server ended ({child.describe_status()})")
 
     def server_needed(self, seat: int) -> bool:
         return self._router.needed(seat)
@@ -354,8 +323,8 @@ class Hub:
 
     def server_given_up(self, exit_code: int, reason: str) -> None:
         _log.error("%s", reason)
-        if not self._over.done():
-            self._over.set_result(exit_code)
+        self._life.notifier.status(reason)
+        self._life.end(exit_code)
 
     # --- To both
 
@@ -396,7 +365,8 @@ class Hub:
         try:
             more = True
             while more and not port.child.ending:
-                room = STDIN_HIGH - port.child.unsent
+                # One more than the mark: up to the mark the transport says nothing.
+                room = STDIN_HIGH + 1 - port.child.unsent
                 if room <= 0:
                     break
                 outputs, more = self._router.server_writable(port.key, room, self._clock())
@@ -460,18 +430,3 @@ class Hub:
                 return
             _log.warning("client %d was cut: of %d bytes in all buffers it had %d", key, total, held[key])
             self._connections.pop(key).abort()
-
-    def _check_paths(self) -> None:
-        if self._stopping:
-            return
-        for listener in self._listeners:
-            if not listener.in_place():
-                _log.warning(
-                    "%s was deleted or replaced: nobody can connect there; restart the bridge",
-                    listener.address,
-                )
-        self._loop.call_later(PATH_CHECK, self._check_paths)
-
-
-_CLEANS_UP: Final = hasattr(os, "process_cpu_count")
-"""From Python 3.13 on (which has that function too) a Unix server removes its path unless told not to."""

@@ -1,8 +1,8 @@
 """The listening sockets of a bridge: `open_listener` opens them, `Listener.close` gives them up.
 
-Owns what can be listened on, who may connect, and the options of accepted TCP connections. It never accepts a
-connection: whoever serves passes `Listener.sock` to the event loop. How a Unix socket gets its path and loses
-it again is `bridge.socket_file`.
+Owns what can be listened on, and the options of accepted TCP connections. It never accepts a connection:
+whoever serves passes `Listener.sock` to the event loop. How a Unix socket gets its path and loses it again is
+`bridge.socket_file`, who may use it `bridge.peers`, what a service manager hands down `bridge.activation`.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 import errno
 import os
 import socket
-import struct
 
 from bridge.address import Address
 from bridge.errors import ConfigError, ListenError
+from bridge.peers import ANYBODY, PeerPolicy, can_tell_peers
 from bridge.socket_file import SocketFile, open_socket_file, show
 
 TYPE_CHECKING = False  # as in bridge.address: listening comes first in a start, so this module stays cheap
@@ -27,9 +27,6 @@ _KEEPALIVE_IDLE_S = 15
 _KEEPALIVE_INTERVAL_S = 5
 _KEEPALIVE_PROBES = 3
 
-# struct ucred: pid, uid, gid.
-_UCRED = struct.Struct("iII")
-
 
 class Listener:
     """One listening socket.
@@ -40,13 +37,22 @@ class Listener:
     Attributes:
         address: the real address: port 0 replaced by the port in use, a host name by the IP address.
         sock: bound, listening, non-blocking, close-on-exec.
+        peers: who may connect, where the system tells who it is.
     """
 
-    __slots__ = ("_file", "address", "sock")
+    __slots__ = ("_file", "address", "peers", "sock")
 
-    def __init__(self, address: Address, sock: socket.socket, file: SocketFile | None = None) -> None:
+    def __init__(
+        self,
+        address: Address,
+        sock: socket.socket,
+        file: SocketFile | None = None,
+        *,
+        peers: PeerPolicy = ANYBODY,
+    ) -> None:
         self.address = address
         self.sock = sock
+        self.peers = peers
         self._file = file
 
     def in_place(self) -> bool:
@@ -70,7 +76,13 @@ class Listener:
 
 
 def open_listener(
-    address: Address, *, mode: int = 0o600, insecure: bool = False, backlog: int = 4096
+    address: Address,
+    *,
+    mode: int = 0o600,
+    group: int | None = None,
+    peers: PeerPolicy = ANYBODY,
+    insecure: bool = False,
+    backlog: int = 4096,
 ) -> list[Listener]:
     """Open the listening socket of an address, or several where a host name has several IP addresses.
 
@@ -83,19 +95,23 @@ def open_listener(
     Args:
         address: "unix", "abstract" or "tcp"; relative paths count from the working directory.
         mode: permission bits of a Unix socket in the file system, exact whatever the umask.
+        group: the group it is given to; None: as the system does it.
+        peers: who may connect to a Unix socket.
         insecure: allow TCP addresses that other machines can reach.
         backlog: connections that may wait to be accepted; the system may cap it (Linux: net.core.somaxconn).
 
     Raises:
-        ConfigError: a kind this version does not serve, an unknown host, or an address that other machines
-            can reach without `insecure`.
+        ConfigError: a kind this version does not serve, an unknown host, an address that other machines can
+            reach without `insecure`, or `peers` where the system does not tell who connects.
         ListenError: in use, not a socket, directory missing or not writable, or whatever the system says.
     """
+    if peers.restricted and address.kind == "unix" and not can_tell_peers():
+        raise ConfigError("this system does not tell who connects: --allow-uid and --allow-gid need Linux")
     try:
         if address.kind == "unix":
-            return [_open_unix(address, mode, backlog)]
+            return [_open_unix(address, mode, group, peers, backlog)]
         if address.kind == "abstract":
-            return [_open_abstract(address, backlog)]
+            return [_open_abstract(address, peers, backlog)]
         if address.kind == "tcp":
             return _open_tcp(address, insecure, backlog)
     except OSError as error:
@@ -104,29 +120,9 @@ def open_listener(
     raise ConfigError(f"cannot listen on {address}: {address.kind}: is not supported by this version")
 
 
-def peer_uid(conn: socket.socket) -> int | None:
-    """The user id of the process that connected a Unix socket; None if the system does not tell (or TCP)."""
-    option: int | None = getattr(socket, "SO_PEERCRED", None)
-    if option is None or conn.family != socket.AF_UNIX:
-        return None
-    try:
-        credentials = conn.getsockopt(socket.SOL_SOCKET, option, _UCRED.size)
-        _, uid, _ = _UCRED.unpack(credentials)
-    except (OSError, ValueError, struct.error):
-        # Closed meanwhile: asyncio says OSError, uvloop ValueError.
-        return None
-    return int(uid)
-
-
 def peer_allowed(listener: Listener, conn: socket.socket) -> bool:
-    """Whether the peer of an accepted connection may be served.
-
-    An abstract socket has no mode, so there the peer must run as our user or as root. Elsewhere the system
-    has already decided: True.
-    """
-    if listener.address.kind != "abstract":
-        return True
-    return peer_uid(conn) in (0, os.geteuid())
+    """Whether the peer of an accepted connection may be served."""
+    return listener.peers.allows(conn, abstract=listener.address.kind == "abstract")
 
 
 def prepare_connection(sock: socket.socket) -> None:
@@ -154,11 +150,12 @@ def prepare_connection(sock: socket.socket) -> None:
         return
 
 
-def _open_unix(address: Address, mode: int, backlog: int) -> Listener:
+def _open_unix(address: Address, mode: int, group: int | None, peers: PeerPolicy, backlog: int) -> Listener:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)
-        return Listener(address, sock, open_socket_file(sock, address.path, mode=mode, backlog=backlog))
+        file = open_socket_file(sock, address.path, mode=mode, group=group, backlog=backlog)
+        return Listener(address, sock, file, peers=peers)
     except BaseException:
         sock.close()
         raise
@@ -168,8 +165,8 @@ def _open_unix(address: Address, mode: int, backlog: int) -> Listener:
 # -------------------------------------------------------------------------------------
 
 
-def _open_abstract(address: Address, backlog: int) -> Listener:
-    if not hasattr(socket, "SO_PEERCRED"):
+def _open_abstract(address: Address, peers: PeerPolicy, backlog: int) -> Listener:
+    if not can_tell_peers():
         # Without credentials every user of the machine could connect, and only Linux has the names at all.
         raise ConfigError(f"cannot listen on {show(str(address))}: abstract sockets exist on Linux only")
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -184,7 +181,7 @@ def _open_abstract(address: Address, backlog: int) -> Listener:
             reason = "in use, a process listens there: stop it or choose another name"
             raise ListenError(f"{show(str(address))} is {reason}") from None
         raise ListenError(f"cannot listen on {show(str(address))}: {error.strerror or error}") from error
-    return Listener(address, sock)
+    return Listener(address, sock, peers=peers)
 
 
 _Target = tuple[socket.AddressFamily, str, int]  # family, numeric host, IPv6 scope id
@@ -195,7 +192,7 @@ def _open_tcp(address: Address, insecure: bool, backlog: int) -> list[Listener]:
     if not insecure:
         for _, host, _ in targets:
             # By what the name resolves to, not by the name: this is what gets bound.
-            if not _is_loopback_host(host):
+            if not is_loopback_host(host):
                 raise ConfigError(
                     f"{address} can be reached from other machines ({host}), and whoever connects acts with "
                     "the server's authority: use tcp:127.0.0.1:PORT, a Unix socket or --insecure"
@@ -236,7 +233,8 @@ def _resolve(address: Address) -> list[_Target]:
     return targets
 
 
-def _is_loopback_host(host: str) -> bool:
+def is_loopback_host(host: str) -> bool:
+    """Whether only this machine reaches a numeric address."""
     return host == "::1" or (":" not in host and host.startswith("127."))
 
 

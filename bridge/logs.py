@@ -25,6 +25,7 @@ from typing import Final, Literal
 import msgspec
 
 from bridge.errors import ConfigError
+from bridge.signals import block_signals
 
 Format = Literal["text", "json"]
 
@@ -123,6 +124,7 @@ class LogWriter:
 
     def _run(self) -> None:
         """The thread: joins what is there into one write, until `close`."""
+        block_signals()
         open_ = True
         while open_:
             lines = [self._queue.get()]

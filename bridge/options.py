@@ -16,6 +16,7 @@ from bridge.config import MIB, Settings
 from bridge.core.era import Era
 from bridge.core.tables import Limits
 from bridge.errors import ConfigError
+from bridge.peers import PeerPolicy, stands_for_strangers
 from bridge.tuning import DESCRIPTORS_KEPT
 
 USAGE = """\
@@ -33,8 +34,9 @@ commands:
   demo             show clients of both eras sharing one server
   demo-server      the stdio server of the demo (--era dual, modern, legacy)
 
-ADDR is unix:/path, unix:@abstract-name or tcp:HOST:PORT (tcp:[::1]:PORT; port 0
-picks a free one and logs it). Several --listen work at once."""
+ADDR is unix:/path, unix:@abstract-name, tcp:HOST:PORT (tcp:[::1]:PORT; port 0
+picks a free one and logs it), systemd: (all sockets that systemd hands down) or
+systemd:NAME. Several --listen work at once."""
 
 EPILOG = """\
 SIZE is in bytes, or with KiB, MiB, GiB. SECONDS may have a fraction.
@@ -81,7 +83,9 @@ def parse(argv: list[str]) -> Settings:
         command=command,
         admin=parse_address(given.admin) if given.admin else None,
         insecure=given.insecure,
-        socket_mode=given.socket_mode,
+        socket_mode=_socket_mode(given.socket_mode, given.socket_group),
+        socket_group=given.socket_group,
+        peers=PeerPolicy(frozenset(given.allow_uid), frozenset(given.allow_gid)),
         env=tuple(given.env),
         cwd=given.cwd,
         server_stderr=given.server_stderr,
@@ -155,7 +159,23 @@ def _parser() -> argparse.ArgumentParser:
 
     group = _Group(parser, "where to listen")
     group.several("--listen", "ADDR", "serve here; may be repeated", str)
-    group.value("--socket-mode", "MODE", "permissions of Unix sockets, octal", _mode, 0o600, "0600")
+    group.value(
+        "--socket-mode",
+        "MODE",
+        "permissions of Unix sockets, octal",
+        _mode,
+        None,
+        "0600; 0660 with --socket-group",
+    )
+    group.value("--socket-group", "GROUP", "the group of Unix sockets", _group, None, "the system's choice")
+    group.several(
+        "--allow-uid",
+        "USER",
+        "with this or the next, Unix sockets serve only our own user, root, and whom they name; "
+        "name or number; may be repeated",
+        _allowed_user,
+    )
+    group.several("--allow-gid", "GROUP", "the same for members of a group; may be repeated", _allowed_group)
     group.flag(
         "--insecure",
         "allow TCP addresses that other machines can reach: "
@@ -350,6 +370,49 @@ def _mode(text: str) -> int:
     if not 0 <= value <= 0o777:
         raise ValueError(f"{text!r} is no octal mode such as 0660")
     return value
+
+
+def _socket_mode(mode: int | None, group: int | None) -> int:
+    """A group that is named is meant to have access."""
+    if mode is not None:
+        return mode
+    return 0o600 if group is None else 0o660
+
+
+def _allowed_user(text: str) -> int:
+    import pwd
+
+    try:
+        number = _id(text, "uid") if text.isdigit() else pwd.getpwnam(text).pw_uid
+    except KeyError:
+        raise ValueError(f"there is no user {text!r} here; use a number") from None
+    return _no_strangers(number, "uid")
+
+
+def _allowed_group(text: str) -> int:
+    return _no_strangers(_group(text), "gid")
+
+
+def _no_strangers(number: int, kind: str) -> int:
+    if stands_for_strangers(number, kind):
+        raise ValueError(f"{kind} {number} stands for everybody from outside this container's user namespace")
+    return number
+
+
+def _group(text: str) -> int:
+    import grp
+
+    try:
+        return _id(text, "gid") if text.isdigit() else grp.getgrnam(text).gr_gid
+    except KeyError:
+        raise ValueError(f"there is no group {text!r} here; use a number") from None
+
+
+def _id(text: str, kind: str) -> int:
+    # The last one means "no change" to the system.
+    if not text.isascii() or len(text) > 10 or int(text) >= 2**32 - 1:
+        raise ValueError(f"{text!r} is no {kind}")
+    return int(text)
 
 
 def _variable(text: str) -> tuple[str, str]:

@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 
 from bridge.errors import SpawnError
 from bridge.pipes import Pipe, enlarge, open_pipe
+from bridge.reaper import claim
 
 __all__ = ["ExitWatch", "Started", "start_process"]
 
@@ -50,7 +51,7 @@ def start_process(
 ) -> Started:
     """Run a command in its own session and process group, with nothing open but stdin, stdout and stderr.
 
-    Blocks until the program runs, which takes a millisecond.
+    Blocks until the program runs, which takes a millisecond. Whoever reaps the process has to `release` it.
 
     Raises:
         SpawnError: the command cannot be run (exit code 126) or was not found (127).
@@ -89,6 +90,7 @@ def start_process(
     finally:
         for pipe in theirs:
             pipe.close()
+    claim(process.pid)
     return Started(process, stdin, stdout, stderr_pipe)
 
 

@@ -152,13 +152,16 @@ class SocketFile:
         self._directory.close()
 
 
-def open_socket_file(sock: socket.socket, path: str, *, mode: int, backlog: int) -> SocketFile:
+def open_socket_file(
+    sock: socket.socket, path: str, *, mode: int, group: int | None = None, backlog: int
+) -> SocketFile:
     """Bind an unbound Unix socket to a path and let it listen there.
 
     Blocks for up to 5 s if another process holds the lock of the directory.
 
     Args:
         mode: the permission bits the file has when it appears, whatever the umask.
+        group: the group it belongs to when it appears; None: as the system does it.
 
     Raises:
         ListenError: for whatever reason; nothing is left behind then, and what had the path is untouched.
@@ -169,7 +172,7 @@ def open_socket_file(sock: socket.socket, path: str, *, mode: int, backlog: int)
     try:
         _lock(directory)
         _dead_socket_at(shown, directory, name)
-        file = _bind_and_place(sock, shown, directory, name, mode, backlog)
+        file = _bind_and_place(sock, shown, directory, name, mode, group, backlog)
         directory.unlock()
     except OSError as error:
         directory.close()
@@ -260,6 +263,7 @@ def _bind_and_place(
     directory: _Directory,
     name: str,
     mode: int,
+    group: int | None,
     backlog: int,
 ) -> SocketFile:
     """Bind under a temporary name, finish the socket there, move it to its place. The lock is held.
@@ -276,6 +280,9 @@ def _bind_and_place(
             made = os.fstat(pin)
         else:
             made = os.stat(temporary, dir_fd=directory.fd, follow_symlinks=False)
+        if group is not None:
+            # First: with the mode already set, the group it had before would be let in for a moment.
+            _give_to_group(shown, directory, temporary, pin, group)
         if pin is not None and directory.short:
             # By descriptor: nobody can put a link to another file in its way.
             os.chmod(f"{_SELF_FD}/{pin}", mode)
@@ -289,6 +296,19 @@ def _bind_and_place(
         _unlink_quietly(directory, temporary)
         raise
     return SocketFile(directory, name, pin, (made.st_dev, made.st_ino))
+
+
+def _give_to_group(shown: str, directory: _Directory, temporary: str, pin: int | None, group: int) -> None:
+    try:
+        if pin is not None and directory.short:
+            os.chown(f"{_SELF_FD}/{pin}", -1, group)  # by descriptor, as the mode
+        else:
+            os.chown(temporary, -1, group, dir_fd=directory.fd, follow_symlinks=False)
+    except PermissionError:
+        raise ListenError(
+            f"cannot give {shown} to group {group}: user {os.geteuid()} is not a member; add it to the "
+            "group, or choose one of its own"
+        ) from None
 
 
 def _bind_temporary(sock: socket.socket, directory: _Directory) -> str:

@@ -209,8 +209,8 @@ class Downstream:
         if modern is not None and modern.blocked:
             modern = None
         legacy = tables.served.get(LEGACY)
-        if legacy is not None and (legacy.blocked or client.session is None or not client.session.open):
-            legacy = None
+        if legacy is not None and (legacy.blocked or client.session is None):
+            legacy = None  # (a session is open, since nothing of it waits)
         touch = tables.outbox.touch
         now = tables.now
         sent = 0

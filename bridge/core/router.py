@@ -84,20 +84,16 @@ class Router:
         return child is not None and child.spoke
 
     def buffered(self, key: Key) -> int:
-        """Bytes the core holds for one client: its queues and its unfinished line. 0 if it is not open."""
+        """Bytes the core holds for one client: its queues, its unfinished line, what opens its listens.
+
+        0 if it is not open.
+        """
         client = self._tables.clients.get(key)
         if client is None:
             return 0
-        return client.framer.buffered + sum(queue.bytes for queue in client.waiting.values())
-
-    @property
-    def buffered_all(self) -> int:
-        """Bytes the core holds for all clients and children together."""
-        tables = self._tables
-        partial = sum(client.framer.buffered for client in tables.clients.values())
-        return (
-            tables.queued_bytes + partial + sum(child.framer.buffered for child in tables.children.values())
-        )
+        queued = sum(queue.bytes for queue in client.waiting.values())
+        kept = sum(holder.share.size for holder in client.holders.values())
+        return client.framer.buffered + queued + kept
 
     def table_sizes(self) -> dict[str, int]:
         """How many entries each table has. All zero once every client is gone."""
@@ -212,8 +208,6 @@ class Router:
             return []
         tables.now = now
         self._upstream.data(child, data)
-        if tables.stale_sessions:
-            self._downstream.end_sessions()
         return tables.outbox.flush()
 
     def server_blocked(self, key: Key) -> None:

@@ -139,6 +139,8 @@ class Share(Struct, gc=False):
     holders: dict[int, Holder] = field(default_factory=dict)
     grant: Raw | None = None
     parsed: Grant | None = None
+    size: int = 0
+    """Of what opens it, in bytes: it is kept as long as the share."""
     openings: int = 0
     """Children that ended without an acknowledgement, in a row."""
     logs: bool = False
@@ -225,7 +227,8 @@ class Subscriptions:
                 self._acknowledge(holder)
             return
         self._next += 1
-        share = Share(self._next, key, _owned(message), logs=meta.log_level is not UNSET)
+        size = sum(len(memoryview(value)) for value in params.values())
+        share = Share(self._next, key, _owned(message), size=size, logs=meta.log_level is not UNSET)
         self._all[share.number] = share
         if key is not None:
             self._shared[key] = share

@@ -175,8 +175,7 @@ class Upstream:
             if entry.logs:
                 del child.loggers[number]  # type: ignore[arg-type]  # as above
             message.id = entry.id  # type: ignore[assignment]  # a client's entry has an id
-            if not client.closing:
-                touch(client).append(message)
+            touch(client).append(message)  # who is closing has nothing in flight
             passed += 1
             if client.waiting or client.eof_at is not None:
                 self._answered(client)
@@ -205,6 +204,8 @@ class Upstream:
             self._subscriptions.answered(child, entry.share, message)  # type: ignore[arg-type]  # a listen has a share
         else:
             self._seats.answered(child, entry, message)
+            if tables.stale_sessions:
+                self._downstream.end_sessions()
 
     def _unasked(self, child: Child, message: Message) -> None:
         if message.result is UNSET and message.error is UNSET:

@@ -26,7 +26,10 @@ LISTEN = ["--listen", "unix:/no/such/directory/s"]
 # Every option of section 1 that this version has, with the unit and the default its help must show.
 OPTIONS = {
     "--listen": ("ADDR", None),
-    "--socket-mode": ("MODE", "0600"),
+    "--socket-mode": ("MODE", "0600; 0660 with --socket-group"),
+    "--socket-group": ("GROUP", "the system's choice"),
+    "--allow-uid": ("USER", None),
+    "--allow-gid": ("GROUP", None),
     "--insecure": ("", None),
     "--admin": ("ADDR", "off"),
     "--era": ("{auto,modern,legacy}", "auto"),

@@ -428,7 +428,7 @@ async def test_sigquit_shows_the_stacks_and_stops_at_once() -> None:
         await state_until(client, lambda seen: len(seen["running"]) == 1)
         bridge.signal(signal.SIGQUIT)
         assert await bridge.wait(timeout=8) == 1
-        assert "most recent call first" in bridge.stderr_text()
+        assert "thread MainThread (most recent call last)" in bridge.stderr_text()
         assert not alive(pid)
 
 

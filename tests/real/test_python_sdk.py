@@ -7,11 +7,9 @@ what a client wrote would get mixed up here at once.
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +17,15 @@ import pytest
 from mcp import Client, StdioServerParameters
 from mcp_types import TextContent
 
+from tests.real.servers import QUESTIONS, Part, git_part, time_part
 from tests.support.bridge import RunningBridge, running_bridge
 from tests.support.client import modern_request
 from tests.support.sdk import connect_command, script, socket_transport
 
 pytestmark = pytest.mark.real
 
-# Requests each client has in flight at the same time.
-CALLS = 12
+# Requests each client has in flight at the same time: half of all the questions, so that none is asked twice.
+CALLS = QUESTIONS // 2
 # A whole test's work takes a second or two; servers written in Python start slowly on a busy machine.
 TIMEOUT = 60.0
 # A line over 10 MiB ends some servers; the bridge's default limit is just below.
@@ -34,50 +33,6 @@ OVERLONG = 12_000_000
 
 Sent = list[dict[str, Any]]
 Target = AbstractAsyncContextManager[Any] | StdioServerParameters
-
-
-@dataclass(frozen=True)
-class Part:
-    """A server to share: its command, and a call whose answer shows which question it answers."""
-
-    command: tuple[str, ...]
-    ask: Callable[[int], tuple[str, dict[str, Any], str]]
-
-
-def git_part(folder: Path) -> Part:
-    """mcp-server-git on a repository with a commit for each question."""
-    repository = folder / "repository"
-    identity = ["-c", "user.name=Ada Example", "-c", "user.email=ada@example.com"]
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(repository), *identity, *arguments]
-        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=30).stdout.strip()
-
-    repository.mkdir()
-    git("init", "--quiet")
-    revisions = []
-    for number in range(2 * CALLS):
-        (repository / "file.txt").write_text(f"content {number:03}\n")
-        git("add", "file.txt")
-        git("commit", "--quiet", "--message", f"Commit {number:03}")
-        revisions.append(git("rev-parse", "HEAD"))
-
-    def ask(number: int) -> tuple[str, dict[str, Any], str]:
-        arguments = {"repo_path": str(repository), "revision": revisions[number]}
-        return "git_show", arguments, f"+content {number:03}"
-
-    return Part((script("mcp-server-git"), "--repository", str(repository)), ask)
-
-
-def time_part(_: Path) -> Part:
-    """mcp-server-time, asked to convert a different time for each question."""
-
-    def ask(number: int) -> tuple[str, dict[str, Any], str]:
-        time = f"{number % 24:02}:{number % 60:02}"
-        arguments = {"source_timezone": "UTC", "time": time, "target_timezone": "Asia/Kolkata"}
-        return "convert_time", arguments, f"T{time}:00+00:00"
-
-    return Part((script("mcp-server-time"), "--local-timezone", "UTC"), ask)
 
 
 PARTS = {"git": git_part, "time": time_part}
@@ -126,7 +81,7 @@ def check_premise(first: Sent, second: Sent) -> None:
 @pytest.mark.parametrize("name", PARTS)
 async def test_two_sdk_clients_each_get_their_own_results(name: str, way: str, tmp_path: Path) -> None:
     """Contract, "the sentence at the top"; ids and tokens: spec 2026-07-28, basic, "Requests"."""
-    part = PARTS[name](tmp_path)
+    part = PARTS[name](tmp_path, "")
     first: Sent = []
     second: Sent = []
     async with (
@@ -176,7 +131,7 @@ async def test_two_sdk_clients_each_get_the_progress_of_their_own_requests() -> 
 
 async def test_a_client_that_leaves_in_the_middle_does_not_disturb_the_other(tmp_path: Path) -> None:
     """Contract, "Clients: leaving": what it had in flight is cancelled, everybody else goes on."""
-    part = git_part(tmp_path)
+    part = git_part(tmp_path, "")
     async with asyncio.timeout(TIMEOUT), reachable(part, "unix") as target, Client(target([])) as staying:
         for _ in range(5):
             async with Client(target([])) as leaving:

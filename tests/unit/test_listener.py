@@ -24,10 +24,12 @@ import pytest
 import uvloop
 
 from bridge import listener as listener_module
+from bridge import peers as peers_module
 from bridge import socket_file
 from bridge.address import Address, parse_address
 from bridge.errors import ConfigError, ListenError
-from bridge.listener import Listener, open_listener, peer_allowed, peer_uid, prepare_connection
+from bridge.listener import Listener, open_listener, peer_allowed, prepare_connection
+from bridge.peers import peer_credentials
 
 WAIT_S = 10.0
 NOBODY = 65534
@@ -149,7 +151,7 @@ def as_other_user(work: Callable[[], str]) -> str:
     return start_as_other_user(work)()
 
 
-def refusal(address: Address, **options: bool) -> str:
+def refusal(address: Address, **options: Any) -> str:
     with pytest.raises(ListenError) as caught:
         open_listener(address, **options)
     message = str(caught.value)
@@ -786,7 +788,7 @@ def test_an_event_loop_serves_the_socket_and_close_removes_the_path(
             def connection_made(self, transport: asyncio.BaseTransport) -> None:
                 transport = cast(asyncio.WriteTransport, transport)  # uvloop's are not instances of it
                 conn = transport.get_extra_info("socket")
-                assert peer_uid(conn) == os.geteuid()
+                assert peer_credentials(conn) == (os.geteuid(), os.getegid())
                 assert peer_allowed(listener, conn)
                 prepare_connection(conn)
                 transport.write(b"hello")
@@ -843,7 +845,7 @@ def test_an_abstract_peer_must_be_our_user_or_root(monkeypatch: pytest.MonkeyPat
     as_other_user(visit)
     visitor, _ = listener.sock.accept()
     stranger = NOBODY if os.geteuid() == 0 else os.geteuid()
-    assert peer_uid(visitor) == stranger
+    assert (peer_credentials(visitor) or (None,))[0] == stranger
     # Without root the visitor is we ourselves, so it is the bridge that becomes somebody else.
     if os.geteuid() != 0:
         monkeypatch.setattr(os, "geteuid", lambda: stranger + 1)
@@ -851,7 +853,7 @@ def test_an_abstract_peer_must_be_our_user_or_root(monkeypatch: pytest.MonkeyPat
     assert peer_allowed(listener, visitor) is False
     monkeypatch.setattr(os, "geteuid", lambda: stranger)
     assert peer_allowed(listener, visitor) is True
-    monkeypatch.setattr(listener_module, "peer_uid", lambda conn: 0)
+    monkeypatch.setattr(peers_module, "peer_credentials", lambda conn: (0, 0))
     assert peer_allowed(listener, visitor) is True
     monkeypatch.undo()
     visitor.close()
@@ -865,7 +867,7 @@ def test_without_peer_credentials_there_are_no_abstract_sockets(monkeypatch: pyt
     with pytest.raises(ConfigError, match="Linux only"):
         open_listener(abstract())
     a, b = socket.socketpair()
-    assert peer_uid(a) is None
+    assert peer_credentials(a) is None
     a.close()
     b.close()
 
@@ -906,7 +908,7 @@ def test_tcp_port_0_is_replaced_by_the_port_in_use() -> None:
     tcp_connect(listener.address).close()
     assert listener.in_place()
     assert peer_allowed(listener, listener.sock)
-    assert peer_uid(listener.sock) is None
+    assert peer_credentials(listener.sock) is None
     listener.close()
     listener.close()
 
