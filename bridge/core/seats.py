@@ -117,6 +117,7 @@ class Seats:
             self._speak(seat, seat.child, era)
 
     def _speak(self, seat: Seat, child: Child, era: Era) -> None:
+        self._tables.attention.due = True
         if seat.replaced:  # it is being stopped
             return
         handshake = child.handshake
@@ -230,6 +231,7 @@ class Seats:
         self, seat: Seat, child: Child, action: Action | None, said: Verdict | Greeting | None
     ) -> None:
         """Do what follows from an event of a child's handshake."""
+        self._tables.attention.due = True
         if action is None:
             return
         limits = self._tables.limits
