@@ -95,6 +95,13 @@ class Router:
         kept = sum(holder.share.size for holder in client.holders.values())
         return client.framer.buffered + queued + kept
 
+    @property
+    def buffered_all(self) -> int:
+        """Bytes the core holds for all clients and children together."""
+        tables = self._tables
+        children = sum(child.framer.buffered for child in tables.children.values())
+        return children + sum(self.buffered(key) for key in tables.clients)
+
     def table_sizes(self) -> dict[str, int]:
         """How many entries each table has. All zero once every client is gone."""
         tables = self._tables
