@@ -112,9 +112,9 @@ class ClientConnection(asyncio.Protocol):
             self._fail()
 
     def data_received(self, data: bytes) -> None:
-        if self.key is not None and not self._closing:
+        if not self._closing:
             try:
-                self._owner.client_data(self.key, data)
+                self._owner.client_data(self.key, data)  # type: ignore[arg-type]  # set, or it is closing
             except Exception:
                 self._fail()
 

@@ -30,6 +30,7 @@ from bridge.lifecycle import Lifecycle
 from bridge.listener import Listener
 from bridge.logs import LogWriter, RateLimit, StderrRelay, printable
 from bridge.supervisor import Supervisor
+from bridge.tuning import most_connections
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -103,6 +104,7 @@ class Hub:
         self._loop = asyncio.get_running_loop()
         self._clock: Callable[[], float] = self._loop.time
         self._router = Router(settings.limits, salt=secrets.token_bytes(16), version=__version__)
+        self._attention = self._router.attention
         self._ports: dict[Key, Port] = {}
         self._connections: dict[Key, ClientConnection] = {}
         self._congested: dict[Key, ClientConnection] = {}
@@ -110,6 +112,8 @@ class Hub:
         self._last_key = 0
         self._children: dict[int, ServerPort] = {}
         self._ever_ready = False
+        most = most_connections()
+        self._max_clients = settings.max_clients if most is None else min(settings.max_clients, most)
         self._limits: dict[NoticeKind, RateLimit] = {kind: RateLimit(1.0, 5.0) for kind in NoticeKind}
         self._ticking = False
         self._refusals = RateLimit(1.0, 5.0)
@@ -168,6 +172,8 @@ class Hub:
             from bridge.admin import start_admin
 
             self._admin = await start_admin(settings.admin, self.health, insecure=settings.insecure)
+        if self._max_clients < settings.max_clients:
+            _log.warning("the limit of open files (ulimit -n) allows %d clients only", self._max_clients)
         await self._acceptor.serve()
         if self._admin is not None:
             for address in self._admin.addresses:
@@ -224,7 +230,7 @@ class Hub:
     # --- From the clients
 
     def client_connected(self, connection: ClientConnection) -> Key | None:
-        if self._stopping or len(self._connections) >= self._settings.max_clients:
+        if self._stopping or len(self._connections) >= self._max_clients:
             reason = "the bridge is shutting down" if self._stopping else "too many clients: try again later"
             connection.send(bytes(error_line(UNSET, OVERLOADED, reason, "too_many_clients")) + b"\n")
             connection.close()
@@ -242,7 +248,9 @@ class Hub:
 
     def client_data(self, key: Key, data: bytes) -> None:
         self._deliver(self._router.client_data(key, data, self._clock()))
-        self._came(len(data))
+        self._unchecked += len(data)
+        if self._unchecked > UNCHECKED:
+            self._check_buffers()
 
     def client_eof(self, key: Key) -> None:
         self._deliver(self._router.client_eof(key, self._clock()))
@@ -276,7 +284,9 @@ class Hub:
     def server_data(self, seat: int, data: bytes) -> None:
         port = self._children[seat]
         self._deliver(self._router.server_data(port.key, data, self._clock()))
-        self._came(len(data))
+        self._unchecked += len(data)
+        if self._unchecked > UNCHECKED:
+            self._check_buffers()
         if not port.spoke and self._router.spoke(port.key):
             port.spoke = True
             self._supervisors[seat].spoke()
@@ -336,6 +346,12 @@ class Hub:
                     port.close()
             else:
                 port.control(payload)  # type: ignore[arg-type]  # what is left of the union
+        if self._attention.due:
+            self._attend()
+
+    def _attend(self) -> None:
+        """Do what the core asks for besides writing."""
+        self._attention.due = False
         if self._router.has_notices:
             self._tell()
         if not self._ticking and self._router.needs_tick:
@@ -349,7 +365,8 @@ class Hub:
         try:
             more = True
             while more and not port.child.ending:
-                room = STDIN_HIGH - port.child.unsent
+                # One more than the mark: up to the mark the transport says nothing.
+                room = STDIN_HIGH + 1 - port.child.unsent
                 if room <= 0:
                     break
                 outputs, more = self._router.server_writable(port.key, room, self._clock())
@@ -390,15 +407,13 @@ class Hub:
         self._ticking = False
         self._deliver(self._router.tick(self._clock()))
         self._enforce()
-        if self._congested:
+        if self._congested or self._router.needs_tick:
             self._tick_soon()
 
-    def _came(self, size: int) -> None:
+    def _check_buffers(self) -> None:
         """Bytes have come in: lines without an end, and queues, grow without anybody being slow to read."""
-        self._unchecked += size
-        if self._unchecked > UNCHECKED:
-            self._unchecked = 0
-            self._enforce()
+        self._unchecked = 0
+        self._enforce()
 
     def _enforce(self) -> None:
         """Keep all buffers together within bounds: the client that holds most is cut."""

@@ -17,6 +17,7 @@ from bridge.core.era import Era
 from bridge.core.tables import Limits
 from bridge.errors import ConfigError
 from bridge.peers import PeerPolicy, stands_for_strangers
+from bridge.tuning import DESCRIPTORS_KEPT
 
 USAGE = """\
 mcp-bridge --listen ADDR [--listen ADDR ...] [options] -- COMMAND [ARG ...]
@@ -153,7 +154,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     limits = Limits()
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    system = "any number" if hard == resource.RLIM_INFINITY else f"about {max(1, hard - 50)}"
+    most = max(1, hard - DESCRIPTORS_KEPT)
+    system = "any number" if hard == resource.RLIM_INFINITY else f"about {most}"
 
     group = _Group(parser, "where to listen")
     group.several("--listen", "ADDR", "serve here; may be repeated", str)

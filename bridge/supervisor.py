@@ -90,7 +90,7 @@ class Supervisor:
         self._policy = RestartPolicy(max_restarts=settings.max_restarts, mode=settings.restart)
         self._spawning: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_at: float | None = None
+        self._announced: float | None = None
         self._stopping = False
         self._ever_started = False
         self._retiring = False
@@ -183,7 +183,8 @@ class Supervisor:
             self._spawning = self._loop.create_task(self._spawn())
         elif decision.action is Action.WAIT:
             assert decision.at is not None
-            if self._timer_at != decision.at:  # a need during the wait changes nothing
+            if decision.at != self._announced:  # every request that waits asks anew
+                self._announced = decision.at
                 _log.info("the server is started again in %.1f s", max(0.0, decision.at - self._loop.time()))
                 self._set_timer(decision.at)
         elif decision.action is Action.IDLE:
@@ -198,7 +199,6 @@ class Supervisor:
     def _set_timer(self, at: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer_at = at
         self._timer = self._loop.call_at(at, self._due, at)
 
     def _due(self, at: float) -> None:

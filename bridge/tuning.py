@@ -6,6 +6,7 @@ Each is an extra: failure is ignored.
 from __future__ import annotations
 
 import contextlib
+import os
 import resource
 import sys
 from typing import Final
@@ -17,6 +18,10 @@ _MALLOC_OPTIONS: Final = (
     (-1, 64 * 1024 * 1024),  # M_TRIM_THRESHOLD
     (-2, 1024 * 1024),  # M_TOP_PAD
 )
+
+
+DESCRIPTORS_KEPT: Final = 50
+"""Not for clients: a server that is started takes some ten, the bridge itself about twenty."""
 
 
 def tune_allocator() -> None:
@@ -31,6 +36,19 @@ def tune_allocator() -> None:
             mallopt(option, value)
 
 
+def occupy_standard_descriptors() -> None:
+    """Open what of 0, 1 and 2 the parent has closed, before a socket takes the number.
+
+    What is meant for stderr would go to a client then, and libuv aborts when it closes one of them.
+    """
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+
+
 def raise_descriptor_limit() -> tuple[int, int]:
     """Allow as many connections as the system permits.
 
@@ -41,6 +59,12 @@ def raise_descriptor_limit() -> tuple[int, int]:
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return soft, hard
+
+
+def most_connections() -> int | None:
+    """How many connections leave enough descriptors for the server and its next start; None: any number."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return None if soft == resource.RLIM_INFINITY else max(1, soft - DESCRIPTORS_KEPT)
 
 
 def restore_descriptor_limit(pid: int, limit: tuple[int, int]) -> None:

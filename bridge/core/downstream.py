@@ -8,6 +8,7 @@ Spec: 2026-07-28 basic, "Requests"; basic/patterns/cancellation, progress.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from msgspec import UNSET, UnsetType
@@ -18,6 +19,7 @@ from bridge.core.framing import Block, OverlongEnd, OverlongStart
 from bridge.core.inflight import Child, Client, Entry, Kind, Logger, Queue, Queued, Session, id_key
 from bridge.core.jsonrpc import (
     PROGRESS_TOKEN,
+    Call,
     Id,
     Message,
     Meta,
@@ -45,10 +47,18 @@ ENDS_AT_BRIDGE: Final = frozenset(
 REWRITE_ROOM: Final = 64
 """By how many bytes an upstream id and token can lengthen a request at most."""
 
+SPECIAL: Final = OWN | {LISTEN, DISCOVER, UNSET}
+"""Methods that are never simply passed on, in one era or the other; and none at all."""
+
+# What every message looks at, without a second name to look up.
+MODERN: Final = Era.MODERN
+LEGACY: Final = Era.LEGACY
+REQUEST: Final = Kind.REQUEST
+
 _NO_META: Final = Meta()
 
 
-def _meta_of(message: Message) -> Meta:
+def _meta_of(message: Call) -> Meta:
     """What the bridge needs of a message's `params._meta`; all unset where there is none."""
     params = message.params
     if type(params) is dict:
@@ -81,13 +91,17 @@ class Downstream:
 
     def data(self, client: Client, data: bytes) -> None:
         """Take what one read from a client brought."""
+        framer = client.framer
+        if client.greeted and not framer.busy and data.endswith(b"\n") and len(data) <= framer.limit:
+            self.block(client, data)  # the common case: nothing is copied, nothing is kept
+            return
         if not client.greeted and data:
             client.greeted = True
             if client.strict and data[:1] != b"{":
                 # A web page can have a browser POST to a port; its first byte gives it away.
                 self._bad_line(client, "the first byte of a TCP connection must be `{`", data)
                 return
-        for segment in client.framer.feed(data):
+        for segment in framer.feed(data):
             if client.closing:
                 return
             if type(segment) is OverlongStart or type(segment) is OverlongEnd:
@@ -108,7 +122,7 @@ class Downstream:
     def block(self, client: Client, block: Block) -> None:
         """Take whole lines."""
         tables = self._tables
-        messages = tables.codec_down.decode_block(block)
+        messages = tables.codec_down.decode_calls(block)
         if messages is not None:
             # A rewritten line can be longer than it came: near the limit each is measured.
             self.messages(client, messages, len(block) > tables.limits.max_request - REWRITE_ROOM)
@@ -131,8 +145,6 @@ class Downstream:
         tables = self._tables
         tables.stats.bad_lines += 1
         tables.note(NoticeKind.BAD_LINE, client.key, bytes(line[:512]))
-        # It was JSON: the client is no stranger, only mistaken.
-        client.bad_lines = 0
         tables.refuse(client, refusal.id, refusal.code, refusal.reason, "invalid_request")
 
     def _bad_line(self, client: Client, reason: str, line: Block) -> None:
@@ -174,66 +186,77 @@ class Downstream:
 
     # -- messages --------------------------------------------------------------
 
-    def messages(self, client: Client, messages: list[Message], measured: bool = False) -> None:
-        """Take valid messages of one client, in order."""
+    def messages(self, client: Client, messages: Sequence[Call], measured: bool = False) -> None:
+        """Take valid messages of one client, in order.
+
+        Args:
+            measured: some may be too long once they are rewritten.
+        """
         tables = self._tables
         client.bad_lines = 0
-        modern = self._straight(Era.MODERN, measured)
-        legacy = self._straight(Era.LEGACY, measured)
-        room = tables.limits.max_in_flight
         inflight = client.inflight
-        for message in messages:
-            method = message.method
-            if (
-                method is UNSET
-                or message.id is UNSET
-                or client.waiting
-                or len(inflight) >= room
-                or message.result is not UNSET
-                or message.error is not UNSET
-            ):
+        if (
+            measured
+            or client.waiting
+            or tables.stopping
+            or len(inflight) + len(messages) > tables.limits.max_in_flight
+        ):
+            for message in messages:
                 self._message(client, message, measured)
+            return
+        # Here each may go straight to its server, but for those that need a second look.
+        modern = tables.served.get(MODERN)
+        if modern is not None and modern.blocked:
+            modern = None
+        legacy = tables.served.get(LEGACY)
+        if legacy is not None and (legacy.blocked or client.session is None):
+            legacy = None  # (a session is open, since nothing of it waits)
+        touch = tables.outbox.touch
+        now = tables.now
+        sent = 0
+        for message in messages:
+            id = message.id
+            if id is UNSET or message.method in SPECIAL or type(message) is not Call:
+                self._message(client, message, False)
+                if client.waiting:  # what follows must not overtake it
+                    modern = legacy = None
                 continue
+            child = legacy
             params = message.params
-            meta = None
-            if type(params) is dict:
-                raw = params.get("_meta")
-                if raw is not None:
-                    meta = decode_meta(raw)
-            if meta is not None and meta.version is not UNSET:
-                if modern is not None and method != LISTEN:
-                    self._send(client, modern, message, meta)
-                    continue
-            elif (
-                legacy is not None
-                and client.session is not None
-                and client.session.open
-                and method not in OWN
-                and method != DISCOVER
-            ):
-                self._send(client, legacy, message, meta or _NO_META)
+            if type(params) is dict and "_meta" in params:
+                meta = decode_meta(params["_meta"])
+                if meta is not None:
+                    if meta.version is not UNSET:
+                        child = modern
+                    if child is not None and (meta.token is not UNSET or meta.log_level is not UNSET):
+                        self._send(client, child, message, meta)
+                        continue
+            if child is None:
+                self._message(client, message, False)
+                if client.waiting:
+                    modern = legacy = None
                 continue
-            self._message(client, message, measured)
+            tables.last_id = upstream_id = tables.last_id + 1
+            entry = Entry(REQUEST, child, client, id, None, now)
+            inflight[upstream_id] = child.inflight[upstream_id] = entry
+            message.id = upstream_id
+            touch(child).append(message)
+            sent += 1
+        tables.stats.requests += sent
+        if tables.limits.request_timeout is not None:
+            tables.attention.due = True
 
-    def _straight(self, era: Era, measured: bool) -> Child | None:
-        """The child that an era's requests may be written to without a second look, if there is one."""
-        child = self._tables.served.get(era)
-        if child is None or child.blocked or measured or self._tables.stopping:
-            return None
-        return child
-
-    def _message(self, client: Client, message: Message, measured: bool) -> None:
+    def _message(self, client: Client, message: Call, measured: bool) -> None:
         """One valid message, whatever it is."""
-        tables = self._tables
         id = message.id
         method = message.method
+        answers = isinstance(message, Message) and (message.result is not UNSET or message.error is not UNSET)
         if method is UNSET:
-            if message.result is not UNSET or message.error is not UNSET:
-                tables.stats.dropped_responses_up += 1  # a modern server asks nothing
+            if answers:
+                self._tables.stats.dropped_responses_up += 1  # no server's request reaches a client
             else:
                 self._invalid(client, id, "`method` is missing")
-            return
-        if message.result is not UNSET or message.error is not UNSET:
+        elif answers:
             self._invalid(client, id, "a request or notification has neither `result` nor `error`")
         elif id is UNSET:
             self._notification(client, message, method, measured)
@@ -244,7 +267,7 @@ class Downstream:
         self._tables.stats.bad_lines += 1
         self._tables.refuse(client, id, jsonrpc.INVALID_REQUEST, why, "invalid_request")
 
-    def _request(self, client: Client, message: Message, id: Id, method: str, measured: bool) -> None:
+    def _request(self, client: Client, message: Call, id: Id, method: str, measured: bool) -> None:
         tables = self._tables
         meta = _meta_of(message)
         if tables.stopping:
@@ -289,7 +312,7 @@ class Downstream:
         if child is None:
             self._seats.need(era)
 
-    def _is_too_large(self, message: Message, meta: Meta = _NO_META) -> bool:
+    def _is_too_large(self, message: Call, meta: Meta = _NO_META) -> bool:
         """Whether a message would be too long once its id and its token are the bridge's."""
         size = len(self._tables.codec_down.render(message))
         digits = len(str(self._tables.last_id + 1))
@@ -299,7 +322,7 @@ class Downstream:
             size += digits - len(memoryview(meta.token))
         return size > self._tables.limits.max_request
 
-    def _send(self, client: Client, child: Child, message: Message, meta: Meta) -> None:
+    def _send(self, client: Client, child: Child, message: Call, meta: Meta) -> None:
         """Book a request, and write it under its upstream id."""
         tables = self._tables
         tables.last_id = upstream_id = tables.last_id + 1
@@ -318,19 +341,22 @@ class Downstream:
                 token = None
                 tables.stats.removed_tokens += 1
             params["_meta"] = members  # type: ignore[assignment]  # encoded with its fellows
-        entry = Entry(Kind.REQUEST, child, client, message.id, token, tables.now)  # type: ignore[arg-type]  # a request has an id
+        entry = Entry(REQUEST, child, client, message.id, token, tables.now)  # type: ignore[arg-type]  # a request has an id
         client.inflight[upstream_id] = entry
         child.inflight[upstream_id] = entry
         if meta.log_level is not UNSET:
             entry.logs = True
+            tables.attention.due = True
             child.loggers[upstream_id] = Logger(client)
         message.id = upstream_id
         tables.stats.requests += 1
+        if tables.limits.request_timeout is not None:
+            tables.attention.due = True
         tables.outbox.put(child, message)
 
     # -- notifications ---------------------------------------------------------
 
-    def _notification(self, client: Client, message: Message, method: str, measured: bool) -> None:
+    def _notification(self, client: Client, message: Call, method: str, measured: bool) -> None:
         tables = self._tables
         if method == CANCELLED:
             self._cancelled(client, message)
@@ -355,7 +381,7 @@ class Downstream:
         if not self._waiting.push(client, era, Queued(line, None, tables.now)):
             tables.stats.dropped_notifications_up += 1
 
-    def _send_notification(self, child: Child, message: Message) -> None:
+    def _send_notification(self, child: Child, message: Call) -> None:
         params = message.params
         if type(params) is dict and "_meta" in params:
             members = decode_members(params["_meta"])
@@ -366,7 +392,7 @@ class Downstream:
         self._tables.stats.notifications_up += 1
         self._tables.outbox.put(child, message)
 
-    def _cancelled(self, client: Client, message: Message) -> None:
+    def _cancelled(self, client: Client, message: Call) -> None:
         """A client gives a request up: it, and nobody else's, ends."""
         tables = self._tables
         params = message.params
@@ -439,7 +465,7 @@ class Downstream:
                 self._send(client, child, message, meta)
         return sent
 
-    def _decoded(self, item: Queued) -> Message:
+    def _decoded(self, item: Queued) -> Call:
         message = self._tables.codec_down.decode_line(item.line)
         assert isinstance(message, Message)
         return message

@@ -50,10 +50,12 @@ class LineFramer:
     newline comes, not copied.
     """
 
-    __slots__ = ("_head_kept", "_held", "_skipping", "_tail", "limit")
+    __slots__ = ("_head_kept", "_held", "_skipping", "_tail", "busy", "limit")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
+        self.busy = False
+        """The next byte goes on with a line that has begun. If it is not, whole lines need no `feed`."""
         self._head_kept = min(HEAD_KEPT, limit)
         self._held = bytearray()
         self._tail = b""
@@ -64,17 +66,17 @@ class LineFramer:
         """Bytes held for the unfinished line."""
         return len(self._held)
 
-    @property
-    def idle(self) -> bool:
-        """Whether the next byte begins a new line."""
-        return not self._held and not self._skipping
-
     def feed(self, data: bytes) -> list[Segment]:
         """Take what one read brought; return the lines it completed, in order.
 
         Any split of the same bytes gives the same lines.
         """
-        if not self._held and not self._skipping and data.endswith(b"\n") and len(data) <= self.limit:
+        segments = self._cut(data)
+        self.busy = bool(self._held) or self._skipping
+        return segments
+
+    def _cut(self, data: bytes) -> list[Segment]:
+        if not self.busy and data.endswith(b"\n") and len(data) <= self.limit:
             return [data]
         segments: list[Segment] = []
         if self._skipping:
@@ -139,5 +141,5 @@ class LineFramer:
             segments.append(self._held)
         self._held = bytearray()
         self._tail = b""
-        self._skipping = False
+        self._skipping = self.busy = False
         return segments

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import binascii
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
@@ -63,7 +63,19 @@ LOG_LEVEL: Final = "io.modelcontextprotocol/logLevel"
 PROGRESS_TOKEN: Final = "progressToken"
 
 
-class Message(Struct, gc=False, omit_defaults=True, forbid_unknown_fields=True):
+class Call(Struct, gc=False, omit_defaults=True, forbid_unknown_fields=True):
+    """A request or a notification, or what is neither: a message without `result` and `error`.
+
+    It is what the fast path makes of a client's line; see `Message`.
+    """
+
+    jsonrpc: Literal["2.0"]
+    id: Id | UnsetType = UNSET
+    method: str | UnsetType = UNSET
+    params: Params = UNSET
+
+
+class Message(Call, gc=False, omit_defaults=True, forbid_unknown_fields=True):
     """One JSON-RPC message: the envelope decoded, everything below it as bytes.
 
     An `id` is an int or a str, and `Raw` only for a string with an unpaired
@@ -72,10 +84,6 @@ class Message(Struct, gc=False, omit_defaults=True, forbid_unknown_fields=True):
     is made for every line.
     """
 
-    jsonrpc: Literal["2.0"]
-    id: Id | UnsetType = UNSET
-    method: str | UnsetType = UNSET
-    params: Params = UNSET
     result: Raw | UnsetType = UNSET
     error: Raw | UnsetType = UNSET
 
@@ -109,7 +117,8 @@ class Refusal(Struct, frozen=True):
 
 
 encoder: Final = msgspec.json.Encoder()
-_decode_lines: Final = msgspec.json.Decoder(Message).decode_lines
+_decode_messages: Final = msgspec.json.Decoder(Message).decode_lines
+_decode_calls: Final = msgspec.json.Decoder(Call).decode_lines
 _decode_members: Final = msgspec.json.Decoder(dict[str, Raw]).decode
 _decode_raw: Final = msgspec.json.Decoder(Raw).decode
 _decode_scalar: Final[Callable[[bytes], int | str]] = msgspec.json.Decoder(int | str).decode
@@ -228,28 +237,44 @@ class Codec:
         self._short = min(_SHORT, 2 * max_depth) if max_depth else _SHORT
 
     def decode_block(self, block: Block) -> list[Message] | None:
-        """Decode a block of plain lines at once; None if any line needs the careful path.
+        """Decode a block of a server's plain lines at once; None if any line needs the careful path.
 
         Plain is a line without CR, BOM, bad UTF-8, deep nesting, unknown member
         or `id` of an unusual type or length, with exactly one message on it.
         """
-        if b"\r" in block or not _is_utf8(block):
+        if b"\r" in block or not (block.isascii() or _is_utf8(block)):
             return None
         try:
-            messages = _decode_lines(block)
+            messages = _decode_messages(block)
         except (msgspec.DecodeError, RecursionError):
             return None
+        return messages if self._are_plain(block, messages) else None
+
+    def decode_calls(self, block: Block) -> list[Call] | None:
+        """Decode a block of a client's plain lines at once: see `decode_block`. A response is not plain."""
+        if b"\r" in block or not (block.isascii() or _is_utf8(block)):
+            return None
+        try:
+            calls = _decode_calls(block)
+        except (msgspec.DecodeError, RecursionError):
+            return None
+        return calls if self._are_plain(block, calls) else None
+
+    def _are_plain(self, block: Block, messages: Sequence[Call]) -> bool:
         # msgspec takes any white space for a line's end. A newline between `}` and
         # `{` always parts two messages, so one such newline behind each message
         # means one message a line.
+        size = len(block)
+        short = self._short
         find = block.find
+        if len(messages) == 1 and size <= short:
+            return find(b"\n") == size - 1
         begin = 0
         max_depth = self._max_depth
-        short = self._short
         for message in messages:
             end = find(b"\n", begin)
             if end < 1 or block[begin] != 0x7B or block[end - 1] != 0x7D:
-                return None
+                return False
             if end - begin > short:
                 if (
                     max_depth
@@ -259,12 +284,12 @@ class Codec:
                     )
                     and too_deep(block, begin, end, max_depth)
                 ):
-                    return None
+                    return False
                 id = message.id
                 if id is not UNSET and _is_long(id):
-                    return None
+                    return False
             begin = end + 1
-        return messages if begin == len(block) else None
+        return begin == size
 
     def decode_line(self, line: Block) -> Message | Refusal | None:
         """Decode one line, whatever it holds; None if it is blank.
@@ -374,12 +399,12 @@ class Codec:
         """Put the unpaired surrogate escapes back as the peer spelled them."""
         return self._unmark.sub(rb"\\u\1", text)
 
-    def owned(self, message: Message, raw: Raw) -> bytes:
+    def owned(self, message: Call, raw: Raw) -> bytes:
         """The bytes of a value to be kept: a copy that pins no buffer, as the peer spelled it."""
         text = bytes(raw)
         return self.unmark(text) if type(message) is OddMessage and message.marked else text
 
-    def render(self, message: Message) -> bytes:
+    def render(self, message: Call) -> bytes:
         """Encode one message as a line without its newline."""
         if type(message) is not OddMessage:
             return encoder.encode(message)
@@ -392,7 +417,7 @@ class Codec:
         line = encoder.encode(members)
         return self.unmark(line) if message.marked else line
 
-    def encode_lines(self, messages: list[Message | Raw]) -> bytes:
+    def encode_lines(self, messages: list[Call | Raw]) -> bytes:
         """Encode messages, each with its newline. `Raw` items are lines that are ready."""
         return encoder.encode_lines(
             [Raw(self.render(m)) if type(m) is OddMessage else m for m in messages]  # see OddMessage
@@ -400,8 +425,6 @@ class Codec:
 
 
 def _is_utf8(block: Block) -> bool:
-    if block.isascii():
-        return True
     try:
         block.decode()
     except UnicodeDecodeError:

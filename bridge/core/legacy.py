@@ -18,6 +18,7 @@ from bridge.core.inflight import Child, Client, Session
 from bridge.core.jsonrpc import (
     INVALID_REQUEST,
     METHOD_NOT_FOUND,
+    Call,
     Id,
     Message,
     decode_members,
@@ -69,7 +70,7 @@ class LegacySessions:
 
     # -- clients -------------------------------------------------------------------
 
-    def answers(self, client: Client, message: Message, id: Id, method: str) -> bool:
+    def answers(self, client: Client, message: Call, id: Id, method: str) -> bool:
         """Answer a legacy request if it is the bridge's to answer; return whether it was."""
         tables = self._tables
         if method == PING:
@@ -102,7 +103,7 @@ class LegacySessions:
         )
         return True
 
-    def greet(self, client: Client, message: Message, id: Id, greeting: Greeting) -> None:
+    def greet(self, client: Client, message: Call, id: Id, greeting: Greeting) -> None:
         """Answer a client's `initialize` from what the server said to the bridge's."""
         tables = self._tables
         params = message.params if type(message.params) is dict else {}

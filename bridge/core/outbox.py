@@ -11,7 +11,7 @@ from typing import NewType, TypeAlias
 
 from msgspec import Raw
 
-from bridge.core.jsonrpc import Codec, Message, OddMessage, encoder
+from bridge.core.jsonrpc import Call, Codec, OddMessage, encoder
 
 Key = NewType("Key", int)
 """Names one client connection or one child. Never used again while the bridge lives."""
@@ -35,7 +35,7 @@ class Lane:
 
     def __init__(self, key: Key) -> None:
         self.key = key
-        self.out: list[Message | Raw] = []
+        self.out: list[Call | Raw] = []
         self.odd = False
         self.closing = False
         """Nothing may follow what is in `out`; then the destination is closed."""
@@ -51,7 +51,7 @@ class Outbox:
         self._touched: list[Lane] = []
         self._controls: list[Output] = []
 
-    def put(self, lane: Lane, item: Message | Raw) -> None:
+    def put(self, lane: Lane, item: Call | Raw) -> None:
         """Send a message, or a line that is ready (without its newline). Behind a close it is nobody's."""
         if lane.closing:
             return
@@ -60,6 +60,16 @@ class Outbox:
         if type(item) is OddMessage:
             lane.odd = True
         lane.out.append(item)
+
+    def touch(self, lane: Lane) -> list[Call | Raw]:
+        """Where messages for an open lane may be appended until the call of the core ends.
+
+        For many at once: `put` without its checks. Only a `Call` or a `Message` as the fast
+        path decoded it, or a line that is ready.
+        """
+        if not lane.out:
+            self._touched.append(lane)
+        return lane.out
 
     def control(self, lane: Lane, what: Control) -> None:
         """Have the shell stop or go on reading from a client."""

@@ -18,9 +18,10 @@ One policy belongs to one child "seat" (one era, say). It never says START while
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Literal
+
+from msgspec import Struct
 
 # A server that crashed once by chance is back before a person notices; nobody is helped by less than this.
 BASE_DELAY_S: Final = 0.1
@@ -56,8 +57,7 @@ class Action(Enum):
     NONE = "none"  # nothing changed for the caller
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(Struct, frozen=True):
     """What to do, and for `Action.WAIT` when: `at` is on the clock that `now` came from, in seconds."""
 
     action: Action

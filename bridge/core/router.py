@@ -20,7 +20,7 @@ from bridge.core.outbox import Key, Output
 from bridge.core.seats import Seats
 from bridge.core.stats import Stats
 from bridge.core.subscriptions import Subscriptions
-from bridge.core.tables import Limits, Notice, Tables
+from bridge.core.tables import Attention, Limits, Notice, Tables
 from bridge.core.upstream import Upstream
 from bridge.core.waiting import Waiting
 
@@ -84,20 +84,23 @@ class Router:
         return child is not None and child.spoke
 
     def buffered(self, key: Key) -> int:
-        """Bytes the core holds for one client: its queues and its unfinished line. 0 if it is not open."""
+        """Bytes the core holds for one client: its queues, its unfinished line, what opens its listens.
+
+        0 if it is not open.
+        """
         client = self._tables.clients.get(key)
         if client is None:
             return 0
-        return client.framer.buffered + sum(queue.bytes for queue in client.waiting.values())
+        queued = sum(queue.bytes for queue in client.waiting.values())
+        kept = sum(holder.share.size for holder in client.holders.values())
+        return client.framer.buffered + queued + kept
 
     @property
     def buffered_all(self) -> int:
         """Bytes the core holds for all clients and children together."""
         tables = self._tables
-        partial = sum(client.framer.buffered for client in tables.clients.values())
-        return (
-            tables.queued_bytes + partial + sum(child.framer.buffered for child in tables.children.values())
-        )
+        children = sum(child.framer.buffered for child in tables.children.values())
+        return children + sum(self.buffered(key) for key in tables.clients)
 
     def table_sizes(self) -> dict[str, int]:
         """How many entries each table has. All zero once every client is gone."""
@@ -125,6 +128,11 @@ class Router:
     def has_notices(self) -> bool:
         """Whether `take_notices` would return anything."""
         return bool(self._tables.notices)
+
+    @property
+    def attention(self) -> Attention:
+        """To be looked at after each call: only if it is due there can be notices, or need of a tick."""
+        return self._tables.attention
 
     # -- clients -----------------------------------------------------------------
 
@@ -159,6 +167,7 @@ class Router:
         if client is None or client.eof_at is not None:
             return []
         tables.now = now
+        tables.attention.due = True
         self._downstream.finish(client)
         client.eof_at = now
         tables.lingering[key] = client
@@ -190,6 +199,7 @@ class Router:
         """
         tables = self._tables
         tables.now = now
+        tables.attention.due = True
         tables.stats.children_opened += 1
         handshake = Handshake(version=tables.version, decided=tables.limits.era)
         child = Child(key, seat, handshake, max_line=tables.limits.max_message, now=now)
@@ -205,8 +215,6 @@ class Router:
             return []
         tables.now = now
         self._upstream.data(child, data)
-        if tables.stale_sessions:
-            self._downstream.end_sessions()
         return tables.outbox.flush()
 
     def server_blocked(self, key: Key) -> None:
@@ -251,6 +259,7 @@ class Router:
         if child is None:
             return []
         tables.now = now
+        tables.attention.due = True
         # First of all nothing is written to it any more, whatever its last words set free.
         del tables.children[key]
         child.closing = True

@@ -117,6 +117,7 @@ class Seats:
             self._speak(seat, seat.child, era)
 
     def _speak(self, seat: Seat, child: Child, era: Era) -> None:
+        self._tables.attention.due = True
         if seat.replaced:  # it is being stopped
             return
         handshake = child.handshake
@@ -130,7 +131,8 @@ class Seats:
         first = self._tables.seats[0]
         order = [Era.LEGACY, Era.MODERN] if first.first_need is Era.LEGACY else [Era.MODERN, Era.LEGACY]
         for era in order:
-            if era not in self._tables.served and self.wanted(era) and self.refusal(era) is None:
+            # (Nobody waits for an era that is refused.)
+            if era not in self._tables.served and self.wanted(era):
                 self.need(era)
 
     # -- the life of a child -------------------------------------------------------
@@ -176,7 +178,7 @@ class Seats:
         """The process of a seat cannot be kept alive: its era is refused for a while."""
         until = self._tables.now + REMEMBERED_S
         for era in Era:
-            if self._seat_of(era) is seat and era not in self._tables.served:
+            if self._seat_of(era) is seat:
                 self._refuse(era, EraRefusal("its server process cannot be kept alive", until))
 
     def answered(self, child: Child, entry: Entry, message: Message | None) -> None:
@@ -185,9 +187,9 @@ class Seats:
         Args:
             message: the response; None if it could not be read.
         """
-        seat = self._tables.seats[child.seat]
-        if child.closing or seat.replaced:  # these were its last words, or soon will be
+        if child.closing:  # these were its last words
             return
+        seat = self._tables.seats[child.seat]
         if entry.kind is Kind.PROBE:
             verdict = read_probe(message, self._tables.codec_up)
             if verdict.spoken:
@@ -229,6 +231,7 @@ class Seats:
         self, seat: Seat, child: Child, action: Action | None, said: Verdict | Greeting | None
     ) -> None:
         """Do what follows from an event of a child's handshake."""
+        self._tables.attention.due = True
         if action is None:
             return
         limits = self._tables.limits
@@ -286,9 +289,8 @@ class Seats:
             # It is of no use as it is. The first seat's process may serve the other era anew.
             self._stop(seat, NoticeKind.REPLACE_CHILD if seat.number == 0 else NoticeKind.RETIRE_CHILD)
         seat.proven = False
-        if seat.number == 0 and tables.limits.era is None:
+        if seat.number == 0:
             seat.era = None
-            seat.first_need = None
         self._refuse(era, refusal)
         self._reconsider()
 
@@ -314,7 +316,6 @@ class Seats:
         if era is Era.MODERN:
             for holder in self._subscriptions.end_all():
                 self.refuse(holder.client, holder.id, "", era, refusal)
-                tables.settle(holder.client)
 
     def refuse(self, client: Client, id: Id, method: str, era: Era, refusal: EraRefusal) -> None:
         """Answer a request of an era that is not served.

@@ -25,6 +25,7 @@ from bridge.core.jsonrpc import (
     PROTOCOL_VERSION,
     SERVER_EXITED,
     SUBSCRIPTION_ID,
+    Call,
     Id,
     Members,
     Message,
@@ -130,7 +131,7 @@ class Share(Struct, gc=False):
     number: int
     key: ShareKey | None
     """None if it is not shared."""
-    request: Message
+    request: Call
     """What opens it, with nothing in it that pins a read buffer."""
     state: State = State.OPENING
     upstream_id: int | None = None
@@ -138,6 +139,8 @@ class Share(Struct, gc=False):
     holders: dict[int, Holder] = field(default_factory=dict)
     grant: Raw | None = None
     parsed: Grant | None = None
+    size: int = 0
+    """Of what opens it, in bytes: it is kept as long as the share."""
     openings: int = 0
     """Children that ended without an acknowledgement, in a row."""
     logs: bool = False
@@ -194,7 +197,7 @@ class Subscriptions:
             client, id, OVERLOADED, "too many subscriptions: end one first", "too_many_subscriptions"
         )
 
-    def listen(self, client: Client, message: Message, meta: Meta, child: Child) -> None:
+    def listen(self, client: Client, message: Call, meta: Meta, child: Child) -> None:
         """A client's `subscriptions/listen`: join what is open already, or open it.
 
         Args:
@@ -224,7 +227,8 @@ class Subscriptions:
                 self._acknowledge(holder)
             return
         self._next += 1
-        share = Share(self._next, key, _owned(message), logs=meta.log_level is not UNSET)
+        size = sum(len(memoryview(value)) for value in params.values())
+        share = Share(self._next, key, _owned(message), size=size, logs=meta.log_level is not UNSET)
         self._all[share.number] = share
         if key is not None:
             self._shared[key] = share
@@ -248,6 +252,7 @@ class Subscriptions:
             Kind.LISTEN, child, None, None, first.token, self._tables.now, share, logs=share.logs
         )
         if share.logs:
+            self._tables.attention.due = True
             child.loggers[upstream_id] = Logger(first.client)
         request = share.request
         request.id = upstream_id
@@ -495,7 +500,7 @@ def _around(members: Members, name: str) -> tuple[bytes, bytes]:
     return first, b"".join(b"," + item for item in behind) + b"}"
 
 
-def _owned(message: Message) -> Message:
+def _owned(message: Call) -> Call:
     """A copy of a listen that may be kept: nothing in it pins a read buffer."""
     params = message.params
     assert isinstance(params, dict)
@@ -503,7 +508,7 @@ def _owned(message: Message) -> Message:
     if type(message) is OddMessage:
         extra = {name: value.copy() for name, value in message.extra.items()}
         return OddMessage("2.0", message.id, message.method, kept, extra=extra, marked=message.marked)
-    return Message("2.0", message.id, message.method, kept)
+    return Call("2.0", message.id, message.method, kept)
 
 
 def _with_token(meta: Raw, upstream_id: int) -> Raw:

@@ -104,6 +104,18 @@ class Notice(Struct, frozen=True):
     """Which server process it is about, where it is about one."""
 
 
+class Attention:
+    """Raised by the core when a shell has more to do than to write, which is seldom.
+
+    `due`: there may be notices, or something to be watched by ticks. The shell lowers it.
+    """
+
+    __slots__ = ("due",)
+
+    def __init__(self) -> None:
+        self.due = False
+
+
 class Seat:
     """The place of one server process, which may be started again many times.
 
@@ -141,6 +153,7 @@ class Tables:
     """The state of one bridge."""
 
     __slots__ = (
+        "attention",
         "children",
         "clients",
         "codec_down",
@@ -174,6 +187,7 @@ class Tables:
         self.codec_up = Codec(salt)
         self.outbox = Outbox(self.codec_up)
         self.notices: list[Notice] = []
+        self.attention = Attention()
         self.clients: dict[Key, Client] = {}
         self.waiting: dict[Era, OrderedDict[Key, Queue]] = {era: OrderedDict() for era in Era}
         """For each era the clients' queues that are not empty, in the order of their turns."""
@@ -208,6 +222,7 @@ class Tables:
 
     def note(self, kind: NoticeKind, key: Key, detail: bytes = b"", seat: int = 0) -> None:
         """Tell the shell. What exceeds the bound is only in the counters, but for what is to be done."""
+        self.attention.due = True
         if len(self.notices) < NOTICES_KEPT or kind in TO_BE_DONE:
             self.notices.append(Notice(kind, key, detail[:512], seat))
 
@@ -244,6 +259,7 @@ class Tables:
         if entry.client is not None:
             entry.client.inflight.pop(upstream_id, None)
         if entry.logs:
+            self.attention.due = True
             del child.loggers[upstream_id]
             # Beyond the bound they are one, which no response can end before its time.
             name = upstream_id if len(child.loggers) < LOGGERS_KEPT else 0

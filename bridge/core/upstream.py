@@ -9,6 +9,7 @@ subscriptions; server/utilities/logging.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from msgspec import UNSET, Raw
@@ -64,7 +65,11 @@ class Upstream:
     def data(self, child: Child, data: bytes) -> None:
         """Take what one read from a child's stdout brought."""
         child.wrote = True
-        for segment in child.framer.feed(data):
+        framer = child.framer
+        if not framer.busy and data.endswith(b"\n") and len(data) <= framer.limit:
+            self.block(child, data)
+            return
+        for segment in framer.feed(data):
             if type(segment) is OverlongStart or type(segment) is OverlongEnd:
                 self._overlong(child, segment)
             else:
@@ -144,37 +149,63 @@ class Upstream:
 
     # -- messages --------------------------------------------------------------
 
-    def messages(self, child: Child, messages: list[Message]) -> None:
+    def messages(self, child: Child, messages: Sequence[Message]) -> None:
         """Take valid messages of one child, in order."""
-        tables = self._tables
         inflight = child.inflight
+        touch = self._tables.outbox.touch
         child.spoke = True
+        passed = 0
         for message in messages:
-            if message.method is not UNSET:
-                self._called(child, message, message.method)
+            method = message.method
+            if method is not UNSET:
+                self._called(child, message, method)
                 continue
-            id = message.id
-            entry = inflight.pop(id, None) if type(id) is int else None
-            if entry is None:
-                self._unasked(child, message)
+            number = message.id
+            # What is no integer is no key of the table.
+            entry = inflight.pop(number, None)  # type: ignore[arg-type]  # see above
+            if (
+                entry is None
+                or (client := entry.client) is None
+                or (message.result is UNSET) is (message.error is UNSET)
+                or type(message) is not Message
+            ):
+                self._response(child, message, entry)
                 continue
-            upstream_id: int = id  # type: ignore[assignment]  # an entry was found under it
-            if (message.result is UNSET) is (message.error is UNSET):
-                self._settle_broken(child, upstream_id, entry)
-            elif entry.kind is Kind.REQUEST:
-                client = entry.client
-                del client.inflight[upstream_id]  # type: ignore[union-attr]  # a client asked
-                if entry.logs:
-                    child.loggers.pop(upstream_id, None)
-                message.id = entry.id  # type: ignore[assignment]  # a client asked
-                tables.stats.responses += 1
-                tables.outbox.put(client, message)  # type: ignore[arg-type]  # a client asked
-                self._answered(client)  # type: ignore[arg-type]  # a client asked
-            elif entry.kind is Kind.LISTEN:
-                tables.end(upstream_id, entry)
-                self._subscriptions.answered(child, entry.share, message)  # type: ignore[arg-type]  # a listen has a share
-            else:
-                self._seats.answered(child, entry, message)
+            del client.inflight[number]  # type: ignore[arg-type]  # an entry was found under it
+            if entry.logs:
+                del child.loggers[number]  # type: ignore[arg-type]  # as above
+            message.id = entry.id  # type: ignore[assignment]  # a client's entry has an id
+            touch(client).append(message)  # who is closing has nothing in flight
+            passed += 1
+            if client.waiting or client.eof_at is not None:
+                self._answered(client)
+        self._tables.stats.responses += passed
+
+    def _response(self, child: Child, message: Message, entry: Entry | None) -> None:
+        """A response that is not simply passed on. Its entry is out of the child's table."""
+        tables = self._tables
+        if entry is None:
+            self._unasked(child, message)
+            return
+        upstream_id = message.id
+        assert type(upstream_id) is int
+        if (message.result is UNSET) is (message.error is UNSET):
+            self._settle_broken(child, upstream_id, entry)
+            return
+        tables.end(upstream_id, entry)
+        if entry.kind is Kind.REQUEST:
+            client = entry.client
+            assert client is not None
+            message.id = entry.id  # type: ignore[assignment]  # a client's entry has an id
+            tables.stats.responses += 1
+            tables.outbox.put(client, message)
+            self._answered(client)
+        elif entry.kind is Kind.LISTEN:
+            self._subscriptions.answered(child, entry.share, message)  # type: ignore[arg-type]  # a listen has a share
+        else:
+            self._seats.answered(child, entry, message)
+            if tables.stale_sessions:
+                self._downstream.end_sessions()
 
     def _unasked(self, child: Child, message: Message) -> None:
         if message.result is UNSET and message.error is UNSET:
@@ -209,12 +240,12 @@ class Upstream:
                 tables.note(NoticeKind.SERVER_REQUEST, child.key, method.encode(errors="replace"))
             return
         params = message.params
-        if method in LIST_CHANGED and child.handshake.phase is Phase.LEGACY:
+        if method == PROGRESS and type(params) is dict:
+            self._progress(child, message, params)
+        elif method in LIST_CHANGED and child.handshake.phase is Phase.LEGACY:
             self._legacy.changed(message)
         elif type(params) is not dict:
             tables.stats.dropped_notifications += 1
-        elif method == PROGRESS:
-            self._progress(child, message, params)
         elif legacy:
             # Log levels, tasks and resource subscriptions are not shared: see legacy.NOT_SHARED.
             tables.stats.dropped_notifications += 1

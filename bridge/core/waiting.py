@@ -34,6 +34,7 @@ class Waiting:
         elif len(queue) >= limits.max_queued or queue.bytes + size > limits.max_queued_bytes:
             return False
         queue.push(item)
+        tables.attention.due = True
         tables.queued_bytes += size
         child = tables.served.get(era)
         if (

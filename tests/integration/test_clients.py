@@ -187,6 +187,7 @@ async def test_a_queue_that_is_full_answers_overloaded_and_keeps_its_word() -> N
         await bridge.connect() as client,
         await bridge.connect() as other,
     ):
+        await other.call("do")  # until the server is ready the first one waits, too
         await client.start_call("do", id="first", hold="full")
         await client.send(*(modern_request("tools/list", id=id) for id in range(4100)))
         for id in range(4096, 4100):

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +114,7 @@ async def test_requests_that_wait_while_it_is_down_are_answered_by_the_next_proc
         for id in range(50):
             await client.start_call("do", id=id)
         assert [content(await client.response(id))["start"] for id in range(50)] == [2] * 50
+        assert bridge.stderr_text().count("started again") == 1, "one line a change of state"
 
 
 async def test_a_server_that_ended_in_order_is_started_when_somebody_needs_it(starts: Path) -> None:
@@ -498,19 +499,61 @@ async def test_kill_9_of_a_wrapper_alone_takes_what_it_started_with_it(starts: P
         assert not alive(inner)
 
 
-@pytest.mark.parametrize("target", ["closed", "/dev/full"])
-async def test_a_stderr_that_takes_nothing_costs_only_the_log(tmp_path: Path, target: str) -> None:
-    path = tmp_path / "s"
-    argv = [sys.executable, "-m", "bridge", "--listen", f"unix:{path}", "--", *COMMAND]
-    redirect = "2>&-" if target == "closed" else f"2>{target}"
-    process = subprocess.Popen(  # noqa: ASYNC220 - forking takes a millisecond
-        ["/bin/sh", "-c", f'exec "$@" {redirect}', "sh", *argv],
+@contextlib.contextmanager
+def started_by_a_shell(prefix: str, redirect: str, address: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A bridge that a shell starts with descriptors or limits of its own choice; its output goes nowhere."""
+    argv = [sys.executable, "-m", "bridge", "--listen", address, "--", *COMMAND]
+    process = subprocess.Popen(
+        ["/bin/sh", "-c", f'{prefix} exec "$@" {redirect}', "sh", *argv],
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
     )
     assert process.stdout is not None
     try:
+        yield process
+        assert process.stdout.read() == b""
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+async def test_a_bridge_that_may_open_few_files_keeps_some_for_its_server(tmp_path: Path) -> None:
+    """Hazard: as many clients as there are descriptors, and the server that crashed could not be started."""
+    path = tmp_path / "s"
+    with started_by_a_shell("ulimit -n 70;", "", f"unix:{path}") as process:
+        await wait_until(path.exists)
+        address = f"unix:{path}"
+        clients = [await RawClient.connect(address) for _ in range(100)]
+        first, *rest = clients
+        assert error_of(await first.call("do", crash={"when": "before"}))[0] == -31001
+        assert "result" in await first.call("do")
+        assert error_of(await rest[-1].recv()) == (-31003, "too_many_clients", False)
+        for client in rest:
+            client.close()
+
+        async def newcomer() -> None:
+            while True:
+                async with await RawClient.connect(address) as client:
+                    await client.start_call("do", id=1)
+                    if (await client.recv()).get("id") == 1:
+                        return
+
+        await asyncio.wait_for(newcomer(), 10)
+        first.close()
+        process.terminate()
+        assert await asyncio.to_thread(process.wait, 10) == 0
+
+
+@pytest.mark.parametrize("redirect", ["2>&-", "2>/dev/full", "<&-", ">&-", "<&- >&- 2>&-"])
+async def test_a_standard_descriptor_that_is_closed_or_full_costs_nobody_anything(
+    tmp_path: Path, redirect: str
+) -> None:
+    """No log goes into a client's socket that has got the number, and the end is in order."""
+    path = tmp_path / "s"
+    with started_by_a_shell("", redirect, f"unix:{path}") as process:
         await wait_until(path.exists)
         async with await RawClient.connect(f"unix:{path}") as client:
             for id in range(3):
@@ -520,12 +563,7 @@ async def test_a_stderr_that_takes_nothing_costs_only_the_log(tmp_path: Path, ta
             assert (await client.recv())["error"]["code"] == -32700
         process.terminate()
         assert await asyncio.to_thread(process.wait, 10) == 0
-        assert process.stdout.read() == b""
         assert not path.exists()
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
 
 
 async def test_a_server_that_burns_time_while_it_fails_starves_nobody(starts: Path) -> None:

@@ -121,11 +121,10 @@ class Child:
 
 
 class Model:
-    """The bridge. `timeout` is `--request-timeout`, `early` whether children are probed unasked."""
+    """The bridge, told to serve the modern era. `timeout` is `--request-timeout`."""
 
-    def __init__(self, timeout: float | None, early: bool, now: float) -> None:
+    def __init__(self, timeout: float | None, now: float) -> None:
         self.timeout = timeout
-        self.early = early
         self.now = now
         self.last = 0
         self.clients: dict[int, Client] = {}
@@ -469,9 +468,7 @@ class Model:
 
     def child_opened(self, key: int) -> None:
         self.child = child = Child(key)
-        wanted = any("id" in message for client in self.turns.values() for message, _ in client.waiting)
-        if self.early or wanted or self.shares:
-            self.need(child)
+        self.need(child)
 
     def make_ready(self, child: Child) -> None:
         if child.phase == "probing":

@@ -340,8 +340,11 @@ def decode_any(codec: Codec, block: Block) -> list[Message | Refusal | None]:
 
 
 def shown(codec: Codec, decoded: Message | Refusal | None) -> object:
-    if decoded is None or isinstance(decoded, Refusal):
-        return str(decoded)
+    if decoded is None:
+        return None
+    if isinstance(decoded, Refusal):
+        id = decoded.id
+        return decoded.code, decoded.reason, type(id), bytes(id) if isinstance(id, Raw) else id
     return type(decoded.id), codec.render(decoded)
 
 
@@ -489,7 +492,7 @@ def test_any_split_of_the_bytes_gives_the_same_lines(stream: bytes, limit: int, 
             assert framer.buffered <= limit
         segments += framer.finish()
         assert flat(segments) == truth
-        assert framer.idle
+        assert not framer.busy
 
 
 @many

@@ -1,5 +1,7 @@
 """Random clients, servers, crashes and timers, against a model (section 10, invariants 1 to 3).
 
+The era is decided ahead here, and the modern one; `test_router_eras.py` has both.
+
 Every event is put to three: a router that gets each line by itself, cut at a random place; a router that
 gets the lines of one read together; and the model. What they write must be the same, message for message.
 Beside that, what was written is judged without the model: whose is each marker, and what did it come to?
@@ -18,6 +20,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from bridge.core.era import Era
 from bridge.core.outbox import Control, Key, Output
 from bridge.core.router import Router
 from bridge.core.subscriptions import MAX_OPENINGS
@@ -87,8 +90,8 @@ def joined(pieces: list[bytes | Control]) -> tuple[bytes, int, list[Control]]:
 class TheRouter(RuleBasedStateMachine):
     """The three, and what can happen to them."""
 
-    @initialize(timed=st.booleans(), early=st.booleans(), clients=st.integers(0, 4), child=chance)
-    def begin(self, timed: bool, early: bool, clients: int, child: int) -> None:
+    @initialize(timed=st.booleans(), clients=st.integers(0, 4), child=chance)
+    def begin(self, timed: bool, clients: int, child: int) -> None:
         timeout = 45.0 if timed else None
         limits = Limits(
             max_request=MAX_REQUEST,
@@ -104,13 +107,13 @@ class TheRouter(RuleBasedStateMachine):
             paused_lines=model.PAUSED,
             request_timeout=timeout,
             turn_bytes=1,
-            probe_early=early,
+            era=Era.MODERN,
         )
         assert (model.OPENINGS, model.LOGS) == (MAX_OPENINGS, ABANDONED_LOGS_S)
         self.fine = Router(limits, salt=b"one salt of many")
         self.coarse = Router(limits, salt=b"another salt ...")
         self.now = 1000.0
-        self.model = Model(timeout, early, self.now)
+        self.model = Model(timeout, self.now)
         self.last_key = 0
         self.server: int | None = None
         self.seen: dict[int, Json] = {}
@@ -135,8 +138,7 @@ class TheRouter(RuleBasedStateMachine):
             self.client_connects(1)
         if child < 11:
             self.child_starts()
-            if early:
-                self.child_answers(0)
+            self.child_answers(0)
 
     # -- to the three, and back
 
@@ -597,7 +599,6 @@ class TheRouter(RuleBasedStateMachine):
         for router in (self.fine, self.coarse):
             assert not any(router.table_sizes().values()), router.table_sizes()
             assert router.buffered_all == router.in_flight == 0
-            assert not router.waiting
 
     def everything_is_answered(self) -> None:
         """A server that does what it should: then every request has had its one outcome."""

@@ -22,7 +22,7 @@ def test_whole_lines_in_one_read_are_one_block() -> None:
     framer = LineFramer(LIMIT)
     chunk = b"one\ntwo\n"
     assert framer.feed(chunk) == [chunk]
-    assert framer.idle
+    assert not framer.busy
     assert framer.buffered == 0
 
 
@@ -30,9 +30,9 @@ def test_a_line_waits_for_its_newline() -> None:
     framer = LineFramer(LIMIT)
     assert fed(framer, b"o", b"n", b"e") == []
     assert framer.buffered == 3
-    assert not framer.idle
+    assert framer.busy
     assert fed(framer, b"\n") == [b"one\n"]
-    assert framer.idle
+    assert not framer.busy
 
 
 def test_a_read_may_end_one_line_and_begin_another() -> None:
@@ -73,7 +73,7 @@ def test_a_line_longer_than_the_limit_is_reported_and_skipped(split: bool) -> No
     framer = LineFramer(LIMIT)
     chunks = [bytes([byte]) for byte in line] if split else [line]
     assert fed(framer, *chunks) == [OverlongStart(b"0123456789"), OverlongEnd(b"0123456789x")]
-    assert framer.idle
+    assert not framer.busy
 
 
 def test_the_lines_around_an_overlong_one_are_kept_in_order() -> None:
@@ -110,7 +110,7 @@ def test_an_overlong_line_is_told_before_its_end_has_come() -> None:
         assert fed(framer, b"z" * HEAD_KEPT) == []
         assert framer.buffered == 0
         assert len(framer._tail) <= HEAD_KEPT
-    assert not framer.idle
+    assert framer.busy
     assert fed(framer, b"end\n") == [OverlongEnd((b"z" * HEAD_KEPT + b"end")[-HEAD_KEPT:])]
 
 
@@ -128,7 +128,7 @@ def test_the_last_line_counts_without_its_newline() -> None:
     framer = LineFramer(LIMIT)
     fed(framer, b"a\nlast")
     assert shown(framer.finish()) == [b"last\n"]
-    assert framer.idle
+    assert not framer.busy
     assert framer.finish() == []
 
 
@@ -136,7 +136,7 @@ def test_a_stream_that_ends_in_an_overlong_line_ends_it() -> None:
     framer = LineFramer(LIMIT)
     fed(framer, b"x" * 20)
     assert shown(framer.finish()) == [OverlongEnd(b"x" * 20)]
-    assert framer.idle
+    assert not framer.busy
     assert framer.finish() == []
 
 

@@ -50,7 +50,7 @@ def test_a_client_that_leaves_while_there_is_no_server_leaves_nothing() -> None:
     s.client("A", request(1, "x"), listen("L", toolsListChanged=True), b'{"half')
     s.leave("A").expect()
     assert s.sizes == {}
-    assert s.router.buffered_all == 0
+    assert s.router.buffered(s.key("A")) == 0
     s.start().expect()
 
 

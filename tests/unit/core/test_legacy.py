@@ -38,12 +38,17 @@ PING: Json = {"jsonrpc": "2.0", "id": 0, "method": "ping"}
 TOOLS_CHANGED = notification("notifications/tools/list_changed")
 
 
-def shared(clients: str = "AB", *, said: Json | None = None, **limits: Any) -> Scenario:
+def shared(
+    clients: str = "AB", *, said: Json | None = None, era_decided: bool = True, **limits: Any
+) -> Scenario:
     """A legacy server, with which the bridge has made its handshake; every client has a session."""
-    s = Scenario(clients, era=Era.LEGACY, **limits)
-    s.server(said or greeting(1))
+    s = Scenario(clients, era=Era.LEGACY if era_decided else None, **limits)
+    if era_decided:
+        s.server(said or greeting(1))
     for name in clients:
         s.client(name, initialize("i"))
+    if not era_decided:
+        s.server(said or greeting(1))
     return s
 
 
@@ -613,6 +618,40 @@ def test_a_client_of_both_eras_that_is_closed_gives_up_what_it_has_at_the_modern
     s.crash(1)
     s.open(1)
     s.second(greeting(4, "2024-11-05")).expect(second=INITIALIZED, server=left(2), A=CLOSE)
+
+
+def test_a_server_that_refuses_the_handshake_for_old_sessions_is_not_asked_over_and_over() -> None:
+    s = shared("A", era_decided=False)
+    s.crash()
+    s.open().expect(server=asked_to_initialize(2))
+    out = s.server(error(2, -32603, "no"))
+    out.expect()
+    assert out.seats(NoticeKind.REPLACE_CHILD) == [0]
+    s.crash()
+    s.open().expect()
+    s.client("A", legacy(1)).expect(A=not_served(1, Era.LEGACY))
+    s.wait(30)
+    s.client("A", legacy(2)).expect(server=asked_to_initialize(3))
+    s.server(greeting(3)).expect(server=[INITIALIZED, legacy(4)])
+
+
+@pytest.mark.parametrize("seat", [0, 1])
+def test_a_server_that_went_over_to_the_modern_era_leaves_its_sessions_refused(seat: int) -> None:
+    s = Scenario("AB", era=None)
+    if seat:
+        s.client("B", request(1))
+        s.server(discovered(1), result(2))
+    s.client("A", initialize(1))
+    if seat:
+        s.open(1)
+    asked = 3 if seat else 1
+    s.server(greeting(asked), seat=seat)
+    s.crash(seat)
+    s.open(seat)
+    s.server(error(asked + 1, -32022, "no", data={"supported": ["2026-07-28"]}), seat=seat).expect()
+    s.crash(seat)
+    s.open(seat).expect()
+    s.client("A", legacy(1)).expect(A=not_served(1, Era.LEGACY))
 
 
 def test_the_last_words_of_a_legacy_server_are_delivered_and_free_nothing_at_it() -> None:

@@ -498,6 +498,7 @@ def test_a_late_discover_result_after_a_refused_initialize_says_nothing_to_a_chi
     out.expect(B=not_served(1, LEGACY))
     assert out.seats(REPLACE) == [0]
     s.server(discovered(1)).expect()
+    # Only that the era is spoken.
     s.client("A", request(2)).expect()
     assert s.router.replaced()
     s.crash(exited=False).expect()
@@ -610,6 +611,18 @@ def test_a_server_that_was_modern_before_and_exits_on_the_probe_is_only_broken()
     s.open().expect(server=probe(3))
     s.crash().expect()
     assert not s.router.replaced()
+
+
+def test_a_server_that_was_modern_and_is_not_any_more_may_turn_out_to_be_strict() -> None:
+    s = modern_served()
+    s.crash()
+    s.client("A", request(2))
+    s.open()
+    s.server(error(3, -32603, "no")).expect(A=not_served(2, MODERN))
+    s.wait(REMEMBERED_S)
+    s.client("A", request(3)).expect(server=probe(4))
+    s.crash().expect(A=not_served(3, MODERN))
+    assert s.router.replaced()
 
 
 def test_an_exit_on_the_probe_is_remembered_for_a_while() -> None:
@@ -769,6 +782,16 @@ def test_what_refuses_initialize_and_for_how_long(said: Json, lasting: bool) -> 
         again.expect(server=asked_to_initialize(2))
 
 
+def test_a_client_whose_initialize_was_refused_has_no_session() -> None:
+    s = auto()
+    s.client("A", initialize(1))
+    s.server(error(1, -32602, "no")).expect(A=not_served(1, LEGACY))
+    s.crash()
+    s.open()
+    s.wait(REMEMBERED_S)
+    s.client("A", legacy(2)).expect(A=refusal(-32600, "not_initialized", id=2))
+
+
 def test_an_initialize_that_is_never_answered_is_refused_after_the_start_timeout() -> None:
     s = auto()
     s.wait(50)
@@ -863,6 +886,18 @@ def test_a_second_process_that_refuses_the_modern_era_is_stopped_until_it_is_nee
     s.open(1).expect(second=probe(3))
 
 
+def test_a_second_process_that_is_being_stopped_is_asked_nothing_more() -> None:
+    s = legacy_served()
+    s.client("B", discover(1))
+    s.open(1)
+    s.second(error(2, -32602, "no"))
+    s.wait(REMEMBERED_S)
+    s.client("B", request(2)).expect()
+    s.crash(1)
+    assert s.router.needed(1)
+    s.open(1).expect(second=probe(3))
+
+
 def test_a_second_process_that_refuses_the_legacy_era_is_stopped_until_it_is_needed() -> None:
     s = modern_served()
     s.client("B", initialize(1))
@@ -917,12 +952,6 @@ def test_an_undecided_process_that_cannot_be_kept_alive_refuses_both_eras() -> N
     s = auto(server=False)
     s.client("A", request(1), initialize(2))
     s.exhaust(0).expect(A=[not_served(1, MODERN), not_served(2, LEGACY)])
-
-
-def test_a_process_that_serves_is_not_refused_when_another_is_exhausted() -> None:
-    s = modern_served()
-    s.exhaust(0).expect()
-    s.client("A", request(2)).expect(server=request(3))
 
 
 def test_listens_of_an_era_that_cannot_be_kept_alive_end() -> None:
@@ -1041,6 +1070,14 @@ def test_one_client_may_use_both_eras_on_one_connection() -> None:
         second=cancelled(7, reason="the client disconnected"),
     )
     assert s.sizes == {}
+
+
+def test_a_discover_without_meta_is_modern_on_a_connection_with_a_session_too() -> None:
+    s = legacy_served()
+    s.client("A", legacy(2), {"jsonrpc": "2.0", "id": 3, "method": "server/discover"}).expect(
+        server=legacy(2)
+    )
+    s.open(1).expect(second=probe(3))
 
 
 def test_an_answer_of_one_eras_child_settles_nothing_at_the_other() -> None:

@@ -442,3 +442,13 @@ def test_a_listen_is_not_too_big_to_be_kept_in_the_bytes_it_came_in() -> None:
     s.server(acknowledged(2))
     s.crash()
     assert s.start().bytes("server") == odd.replace(b'"a"', b"4")
+
+
+def test_what_opens_a_subscription_is_kept_and_counts_as_its_holders() -> None:
+    """Section 6: `--max-buffered` bounds what is kept for clients."""
+    s = Scenario()
+    long = listen("L", resourceSubscriptions=["x" * 5000])
+    s.client("A", long)
+    assert 5000 < s.router.buffered(s.key("A")) < 6000
+    s.client("A", cancelled("L"))
+    assert s.router.buffered(s.key("A")) == 0

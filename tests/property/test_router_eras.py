@@ -1,0 +1,617 @@
+"""Random clients of both eras, and servers of either, of both and of none (sections 7 and 10).
+
+Every event is put to two routers, one of which gets each line by itself and cut: what they write must be the
+same. What is written is judged by what must hold whatever happens: a request has one outcome, at the client
+that asked; a process is asked for its era once, and is sent nothing of the other; a session's requests come
+behind its greeting; nobody waits for ever; nothing is left when all have gone.
+
+`BRIDGE_MODEL_EXAMPLES=20000 pytest --timeout 0 tests/property/test_router_eras.py` runs it long, on other
+examples each time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any, Final
+
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from bridge.core.era import LEGACY_VERSIONS, Era
+from bridge.core.outbox import Control, Key, Output
+from bridge.core.router import Router
+from bridge.core.tables import Limits, NoticeKind
+from tests.unit.core.scenario import (
+    CLOSE,
+    INITIALIZED,
+    PREFIX,
+    Item,
+    Json,
+    cancelled,
+    closing,
+    discovered,
+    greeting,
+    legacy,
+    line,
+    listen,
+    notification,
+    parse,
+    progress,
+    request,
+    result,
+)
+from tests.unit.core.scenario import initialize as client_initialize
+
+EXAMPLES: Final = os.environ.get("BRIDGE_MODEL_EXAMPLES")
+
+IDS: Final = (1, "1", 0, "")
+REFUSALS: Final[tuple[Json, ...]] = (
+    {"code": -32601, "message": "Method not found"},
+    {"code": -32602, "message": "no"},
+    {"code": -32022, "message": "no", "data": {"supported": ["2026-07-28"]}},
+    {"code": -32022, "message": "no", "data": {"supported": ["2025-06-18"]}},
+)
+LIST_CHANGED: Final = notification("notifications/tools/list_changed")
+RESTART_WAIT: Final = 30
+START: Final = 40
+ROOM: Final = 1 << 30
+
+number = st.integers(0, 31)
+chance = st.integers(0, 11)
+
+
+def pick(items: Any, n: int) -> Any:
+    """One of some things: small numbers are the oldest."""
+    items = list(items)
+    return items[n % len(items)]
+
+
+class Process:
+    """One server process, and what it was sent and said."""
+
+    def __init__(self, key: Key, seat: int) -> None:
+        self.key = key
+        self.seat = seat
+        self.sent: dict[int, Json] = {}
+        """Requests it has not answered, by upstream id."""
+        self.known: dict[int, Json] = {}
+        """Requests it was ever sent."""
+        self.given_up: set[int] = set()
+        self.probes = 0
+        self.initializes = 0
+        self.discovered = False
+        self.greeted = False
+        self.initialized = False
+        self.modern = False
+        """It was sent a modern client's request."""
+        self.asked: list[object] = []
+        """Ids of its own requests that were not answered."""
+        self.stopped = False
+        self.ready = False
+
+
+class Peer:
+    """One client, and what it has been told."""
+
+    def __init__(self, key: Key) -> None:
+        self.key = key
+        self.open = True
+        self.sending = True
+        self.paused = False
+        self.session = False
+        self.initialized = False
+
+
+class TheEras(RuleBasedStateMachine):
+    """Two routers, and what can happen to them."""
+
+    @initialize(era=st.sampled_from((None, None, None, Era.MODERN, Era.LEGACY)), clients=st.integers(0, 4))
+    def begin(self, era: Era | None, clients: int) -> None:
+        limits = Limits(
+            max_in_flight=2,
+            max_queued=4,
+            restart_wait=RESTART_WAIT,
+            start_timeout=START,
+            paused_lines=1,
+            turn_bytes=1,
+            era=era,
+        )
+        self.era = era
+        self.fine = Router(limits, salt=b"one salt of many")
+        self.coarse = Router(limits, salt=b"another salt ...")
+        self.now = 1000.0
+        self.last_key = 0
+        self.processes: dict[int, Process] = {}
+        """By seat."""
+        self.wanted = {0}
+        """Seats whose process the shell starts: it was asked to, or somebody waited at the last one's end."""
+        self.peers: dict[Key, Peer] = {}
+        self.used: set[int] = set()
+        self.marker = 0
+        self.asked: dict[int, tuple[Key, object, object]] = {}
+        """By marker of a request: its client, id and token."""
+        self.by_id: dict[tuple[Key, str], int] = {}
+        """By client and id: how many requests were sent under it."""
+        self.outcomes: dict[tuple[Key, str], int] = {}
+        self.excused: set[tuple[Key, str]] = set()
+        """Requests that were cancelled have an outcome or none."""
+        self.listens: set[tuple[Key, str]] = set()
+        """Requests that end with their connection, or with the bridge."""
+        self.drained = False
+        self.fine_so_far = True
+        for _ in range(clients):
+            self.connect()
+
+    # -- to both, and back
+
+    def event(self, name: str, *args: Any) -> None:
+        """One event, the same for both routers."""
+        fine = getattr(self.fine, name)(*args)
+        coarse = getattr(self.coarse, name)(*args)
+        self.judge(fine or [], coarse or [])
+
+    def lines(self, name: str, key: Key, data: list[bytes], cut: int) -> None:
+        """Lines of one read: each by itself, in two pieces; and all at once."""
+        fine: list[Output] = []
+        for one in data:
+            at = min(cut, len(one) - 1)
+            for piece in (one[:at], one[at:]):
+                if piece:
+                    fine += getattr(self.fine, name)(key, piece, self.now)
+        coarse = getattr(self.coarse, name)(key, b"".join(data), self.now)
+        self.judge(fine, coarse)
+
+    def judge(self, fine: list[Output], coarse: list[Output]) -> None:
+        """Compare what was written, look at it, and do what the shell is asked to do."""
+        self.fine_so_far = False
+        assert self.joined(fine) == self.joined(coarse)
+        children = {process.key: process for process in self.processes.values()}
+        for key, data in fine:
+            if key in children:
+                continue
+            peer = self.peers[key]
+            assert peer.open
+            if isinstance(data, Control):
+                peer.paused = data is Control.PAUSE
+            elif data == CLOSE:
+                peer.open = False
+            else:
+                for text in data.splitlines():
+                    self.client_got(peer, parse(text))
+        for key, data in fine:
+            if key in children:
+                assert isinstance(data, bytes)
+                for text in data.splitlines():
+                    self.server_got(children[key], parse(text))
+        notices = self.fine.take_notices()
+        kinds = [(notice.kind, notice.seat) for notice in notices]
+        assert kinds == [(notice.kind, notice.seat) for notice in self.coarse.take_notices()]
+        assert self.fine.stats == self.coarse.stats
+        assert self.fine.table_sizes() == self.coarse.table_sizes()
+        for kind, seat in kinds:
+            if kind is NoticeKind.NEED_CHILD:
+                assert seat not in self.processes
+                self.wanted.add(seat)
+            elif kind in (NoticeKind.REPLACE_CHILD, NoticeKind.RETIRE_CHILD):
+                assert not self.processes[seat].stopped
+                self.processes[seat].stopped = True
+        # A process that was asked for may be long in coming, but it must have been asked for.
+        for seat in (0, 1):
+            if self.fine.needed(seat) and not self.drained:
+                assert seat in self.processes or seat in self.wanted, f"nobody starts {seat}"
+        self.fine_so_far = True
+        for kind, seat in kinds:
+            if kind is NoticeKind.READY:
+                self.processes[seat].ready = True
+                self.make_room(seat)
+
+    @staticmethod
+    def joined(outputs: list[Output]) -> dict[Key, tuple[bytes, int, list[Control]]]:
+        found: dict[Key, tuple[bytes, int, list[Control]]] = {}
+        for key, data in outputs:
+            written, closes, controls = found.get(key, (b"", 0, []))
+            if isinstance(data, Control):
+                found[key] = (written, closes, [*controls, data])
+            else:
+                found[key] = (written + data, closes + (data == CLOSE), controls)
+        return found
+
+    def server_got(self, process: Process, item: Item) -> None:
+        """A process is sent what belongs to its era, in the right order, and nothing once it is to stop."""
+        assert isinstance(item, dict)
+        method, id = item.get("method"), item.get("id")
+        params = item.get("params", {})
+        if method is None:
+            assert id in process.asked
+            process.asked.remove(id)
+        elif id is not None:
+            assert isinstance(id, int)
+            assert id not in self.used
+            assert not process.stopped
+            self.used.add(id)
+            process.sent[id] = process.known[id] = item
+            if "marker" in params:
+                self.routed(
+                    process, item, "_meta" in params and PREFIX + "protocolVersion" in params["_meta"]
+                )
+            elif method == "server/discover":
+                assert not process.initializes
+                assert not process.discovered
+                process.probes += 1
+            else:
+                assert method == "initialize"
+                process.initializes += 1
+                assert process.initializes == 1
+        elif item == INITIALIZED:
+            assert process.greeted
+            assert not process.initialized
+            process.initialized = True
+        elif method == "notifications/cancelled":
+            # Of the bridge's own questions none is cancelled.
+            assert "marker" in process.known[params["requestId"]]["params"]
+            process.given_up.add(params["requestId"])
+        else:
+            assert method == "x"
+
+    def routed(self, process: Process, item: Json, modern: bool) -> None:
+        """A client's request has come to a process."""
+        client, _, token = self.asked[item["params"]["marker"]]
+        sent = item["params"].get("_meta", {}).get("progressToken")
+        assert sent == (None if token is None else item["id"])
+        if modern:
+            process.modern = True
+            assert process.probes
+        else:
+            assert process.initialized
+            assert self.peers[client].session
+        assert not (process.modern and process.initialized)
+
+    def client_got(self, peer: Peer, item: Json) -> None:
+        """Nothing of another's, and no more outcomes than requests."""
+        params = item.get("params", {})
+        if item.get("method") == "notifications/progress":
+            client, _, token = self.asked[params["marker"]]
+            assert (client, token) == (peer.key, params["progressToken"])
+            return
+        if item == LIST_CHANGED:
+            assert peer.session
+            assert peer.initialized
+            return
+        assert "method" not in item, item
+        name = (peer.key, json.dumps(item["id"]))
+        self.outcomes[name] = self.outcomes.get(name, 0) + 1
+        assert self.outcomes[name] <= self.by_id[name], name
+        said = item.get("result", {})
+        if "marker" in said:
+            client, id, _ = self.asked.pop(said["marker"])
+            assert client == peer.key
+            assert json.dumps(id) == json.dumps(item["id"])
+        elif "protocolVersion" in said:
+            assert said["protocolVersion"] in LEGACY_VERSIONS
+            peer.session = True
+        elif "error" in item and item["error"].get("data", {}).get("reason") == "not_initialized":
+            assert not peer.session
+
+    # -- clients
+
+    def connect(self) -> None:
+        if len(self.peers) < 6 and not self.drained:
+            self.last_key += 1
+            key = Key(self.last_key)
+            self.peers[key] = Peer(key)
+            for router in (self.fine, self.coarse):
+                router.client_opened(key)
+
+    def senders(self) -> list[Peer]:
+        return [peer for peer in self.peers.values() if peer.open and peer.sending and not peer.paused]
+
+    def new(self, peer: Peer, kind: int, n: int) -> Json:
+        """A message of a client."""
+        self.marker += 1
+        id = pick(IDS, n)
+        if kind == 0:
+            return notification("x")
+        if kind == 1:
+            self.excused.add((peer.key, json.dumps(id)))
+            return cancelled(id)
+        if kind == 2:
+            peer.initialized = True
+            return INITIALIZED
+        name = (peer.key, json.dumps(id))
+        self.by_id[name] = self.by_id.get(name, 0) + 1
+        token = "t" if n & 8 else None
+        meta: Json = {} if token is None else {"progressToken": token}
+        if kind == 3:
+            return legacy(id, "ping")
+        if kind <= 5:
+            return client_initialize(id, pick((*LEGACY_VERSIONS, "2026-07-28", 5), n))
+        if kind == 6:
+            return legacy(id, "logging/setLevel")
+        self.asked[self.marker] = (peer.key, id, token)
+        if kind <= 8:
+            return legacy(id, "x", marker=self.marker, _meta=meta)
+        if kind == 9:
+            return request(id, "server/discover", meta=meta, marker=self.marker)
+        if kind == 11:
+            return request(id, "x", meta=meta, marker=self.marker)
+        self.asked[self.marker] = (peer.key, id, None)
+        self.listens.add(name)
+        # With an unknown member it is not shared.
+        message = listen(id, toolsListChanged=True)
+        message["params"]["marker"] = self.marker
+        return message
+
+    @precondition(lambda self: self.senders())
+    @rule(
+        who=number,
+        what=st.lists(st.tuples(chance, number), min_size=1, max_size=4),
+        cut=st.integers(0, 200),
+    )
+    def client_writes(self, who: int, what: list[tuple[int, int]], cut: int) -> None:
+        peer = pick(self.senders(), who)
+        messages = [self.new(peer, kind, n) for kind, n in what]
+        self.lines("client_data", peer.key, list(map(line, messages)), cut)
+
+    @precondition(lambda self: self.senders())
+    @rule(who=number, n=number)
+    def client_opens_its_session(self, who: int, n: int) -> None:
+        """As a legacy client does: the handshake, and a request behind it."""
+        peer = pick(self.senders(), who)
+        messages = [self.new(peer, 4, 4), self.new(peer, 2, 0), self.new(peer, 7, n)]
+        self.lines("client_data", peer.key, list(map(line, messages)), 1000)
+
+    def client_stops_sending(self, n: int) -> None:
+        if self.senders():
+            peer = pick(self.senders(), n)
+            peer.sending = False
+            self.event("client_eof", peer.key, self.now)
+
+    def client_is_gone(self, n: int) -> None:
+        if self.peers:
+            peer = pick(self.peers.values(), n)
+            peer.open = False
+            self.event("client_closed", peer.key, self.now)
+            del self.peers[peer.key]
+
+    # -- servers
+
+    @precondition(lambda self: self.startable())
+    @rule(n=number)
+    def child_starts(self, n: int) -> None:
+        seat = pick(self.startable(), n)
+        self.wanted.discard(seat)
+        self.last_key += 1
+        self.processes[seat] = Process(Key(self.last_key), seat)
+        self.event("server_opened", Key(self.last_key), self.now, seat)
+
+    def startable(self) -> list[int]:
+        return [] if self.drained else sorted(self.wanted - self.processes.keys())
+
+    @precondition(lambda self: self.processes)
+    @rule(
+        who=number,
+        what=st.lists(st.tuples(chance, number), min_size=1, max_size=4),
+        cut=st.integers(0, 200),
+    )
+    def child_writes(self, who: int, what: list[tuple[int, int]], cut: int) -> None:
+        process = pick(self.processes.values(), who)
+        data = [self.server_line(process, kind, n) for kind, n in what]
+        self.lines("server_data", process.key, data, cut)
+
+    @precondition(lambda self: any(process.sent for process in self.processes.values()))
+    @rule(who=number, n=number)
+    def child_answers(self, who: int, n: int) -> None:
+        """As it should: otherwise little would ever end well."""
+        process = pick([process for process in self.processes.values() if process.sent], who)
+        self.lines("server_data", process.key, [self.good_answer(process, pick(process.sent, n))], 1000)
+
+    def good_answer(self, process: Process, up: int) -> bytes:
+        asked = process.sent.pop(up)
+        if asked["method"] == "initialize":
+            process.greeted = True
+            return line(greeting(up))
+        if "marker" in asked["params"]:
+            if asked["method"] == "subscriptions/listen":
+                return line(closing(up))
+            return line(result(up, {"marker": asked["params"]["marker"]}))
+        process.discovered = True
+        return line(discovered(up))
+
+    def questions(self) -> list[tuple[Process, int]]:
+        """What the bridge itself has asked, and of whom."""
+        return [
+            (process, up)
+            for process in self.processes.values()
+            for up, asked in process.sent.items()
+            if "marker" not in asked["params"]
+        ]
+
+    @precondition(lambda self: self.questions())
+    @rule(who=number, kind=st.integers(6, 11), n=number)
+    def child_settles(self, who: int, kind: int, n: int) -> None:
+        """It answers the bridge's own question in one of many ways, and says what it likes behind it."""
+        process, up = pick(self.questions(), who)
+        data = [self.server_line(process, kind, n, up), line(LIST_CHANGED), self.server_line(process, 2, n)]
+        self.lines("server_data", process.key, data, 1000)
+
+    def server_line(self, process: Process, kind: int, n: int, up: int | None = None) -> bytes:
+        """Anything a server may write. `up`: what it answers, if it answers anything."""
+        if kind == 0:
+            return b"noise\n"
+        if kind == 1:
+            return line(LIST_CHANGED)
+        if kind == 2:
+            id = pick(("p", 7, -1), n)
+            process.asked.append(id)
+            return line(legacy(id, pick(("ping", "roots/list"), n)))
+        if kind == 3 or not process.sent:
+            return line(result(pick((999_999, "1", 1.5), n)))
+        if up is None:
+            up = pick(process.sent, n)
+        params = process.sent[up]["params"]
+        method = process.sent[up]["method"]
+        if kind <= 5:
+            return line(progress(up, marker=params.get("marker")))
+        if kind <= 8:
+            return self.good_answer(process, up)
+        del process.sent[up]
+        if kind == 9:
+            return b'{"jsonrpc":"2.0","id":%d,"result":{"x":?}}\n' % up
+        if method == "initialize" and kind == 11:
+            process.greeted = True
+            return line(greeting(up, pick(LEGACY_VERSIONS, n), {}))
+        fault = pick(REFUSALS, n)
+        if method == "server/discover" and "marker" not in params:
+            # One that lists modern versions is a modern server's.
+            process.discovered = fault is REFUSALS[2] or self.era is Era.MODERN
+        return line({"jsonrpc": "2.0", "id": up, "error": fault})
+
+    def child_ends(self, n: int, how: int) -> None:
+        if self.processes:
+            process = pick(self.processes.values(), n)
+            if how <= 2 and process.sent:
+                words = self.good_answer(process, pick(process.sent, n))[:-1]
+                for router in (self.fine, self.coarse):
+                    assert router.server_data(process.key, words, self.now) == []
+            self.end(process, how % 2 == 0)
+
+    def end(self, process: Process, exited: bool) -> None:
+        """A process is gone; the shell starts another if there is a reason to."""
+        seat = process.seat
+        before = dict(self.processes)
+        self.wanted.add(seat)
+        fine = self.fine.server_closed(process.key, self.now, exited=exited)
+        coarse = self.coarse.server_closed(process.key, self.now, exited=exited)
+        del self.processes[seat]
+        self.judge(fine, coarse)
+        assert before.keys() - self.processes.keys() == {seat}
+        if not (self.fine.needed(seat) or seat == 0):
+            self.wanted.discard(seat)
+
+    @precondition(lambda self: self.processes)
+    @rule(who=number)
+    def stdin_is_blocked(self, who: int) -> None:
+        process = pick(self.processes.values(), who)
+        self.event("server_blocked", process.key)
+
+    @precondition(lambda self: self.processes)
+    @rule(who=number)
+    def stdin_takes_more(self, who: int) -> None:
+        self.make_room(pick(self.processes, who))
+
+    def make_room(self, seat: int) -> None:
+        key = self.processes[seat].key
+        fine, fine_more = self.fine.server_writable(key, ROOM, self.now)
+        coarse, coarse_more = self.coarse.server_writable(key, ROOM, self.now)
+        assert fine_more is coarse_more is False
+        self.judge(fine, coarse)
+
+    # -- time and the end
+
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+        self.event("tick", self.now)
+
+    @rule(what=chance, n=number, how=number)
+    def seldom(self, what: int, n: int, how: int) -> None:
+        """What ends much, and so must not happen all the time."""
+        if what <= 2:
+            self.connect()
+        elif what <= 5:
+            self.time_passes(pick((0.1, 1, 5, 10, 10, 30, 40), n))
+        elif what == 6:
+            self.client_stops_sending(n)
+        elif what == 7:
+            self.client_is_gone(n)
+        elif what <= 9:
+            self.child_ends(n, how % 6)
+        elif what == 10:
+            seat = how % 2
+            if seat not in self.processes and seat in self.wanted:
+                # It is started again only if it is needed.
+                self.wanted.discard(seat)
+                self.event("server_exhausted", seat, self.now)
+                assert not self.fine.needed(seat)
+        elif how == 31 and not self.drained:
+            self.drain()
+
+    def drain(self) -> None:
+        self.drained = True
+        self.event("drain", self.now)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "fine_so_far") or not self.fine_so_far:
+            return
+        if self.marker % 2:
+            self.everything_goes_well()
+        else:
+            self.nobody_says_anything_any_more()
+        assert self.unanswered() <= self.listens
+        if not self.drained:
+            self.drain()
+        assert not self.unanswered()
+        for peer in list(self.peers.values()):
+            self.event("client_closed", peer.key, self.now)
+        for router in (self.fine, self.coarse):
+            assert not any(router.table_sizes().values()), router.table_sizes()
+            assert router.buffered_all == router.in_flight == 0
+        self.time_passes(1000)
+        assert not self.fine.needs_tick
+
+    def unanswered(self) -> set[tuple[Key, str]]:
+        """Requests of clients that are there which have had no outcome."""
+        there = {peer.key for peer in self.peers.values() if peer.open}
+        return {
+            name
+            for name, count in self.by_id.items()
+            if name[0] in there and name not in self.excused and self.outcomes.get(name, 0) != count
+        }
+
+    def everything_goes_well(self) -> None:
+        """Servers start and answer as they should: then nobody waits."""
+        for _ in range(1000):
+            while self.startable():
+                self.child_starts(0)
+            for seat in list(self.processes):
+                self.make_room(seat)
+            stopped = [process for process in self.processes.values() if process.stopped]
+            busy = [process for process in self.processes.values() if process.sent]
+            if stopped:
+                self.end(stopped[0], False)
+            elif busy:
+                up = next(iter(busy[0].sent))
+                self.lines("server_data", busy[0].key, [self.good_answer(busy[0], up)], 1000)
+            elif self.unanswered():
+                self.time_passes(10)
+            else:
+                return
+
+    def nobody_says_anything_any_more(self) -> None:
+        """Servers are silent, and then gone: everybody is told in the end."""
+        while self.startable():
+            self.child_starts(0)
+        for _ in range(20):
+            self.time_passes(10)
+            for seat in list(self.processes):
+                self.make_room(seat)
+        for process in list(self.processes.values()):
+            if not process.ready and not process.stopped:
+                assert not self.fine.needed(process.seat), "somebody waits for a silent server for ever"
+            self.end(process, False)
+        for _ in range(5):
+            self.time_passes(RESTART_WAIT)
+
+
+TheEras.TestCase.settings = settings(
+    max_examples=int(EXAMPLES) if EXAMPLES else 300,
+    stateful_step_count=60 if EXAMPLES else 40,
+    deadline=None,
+    derandomize=not EXAMPLES,
+    phases=(Phase.explicit, Phase.generate, Phase.shrink),
+    suppress_health_check=list(HealthCheck),
+    database=None,
+)
+
+TestTheEras = TheEras.TestCase
