@@ -74,6 +74,7 @@ def parse(argv: list[str]) -> Settings:
         probe_timeout=given.probe_timeout,
         start_timeout=given.start_timeout,
         linger=given.linger,
+        swap_drain=given.swap_drain,
         request_timeout=given.request_timeout,
         broadcast_logs=given.ambiguous_logs == "broadcast",
         era=None if given.era == "auto" else Era(given.era),
@@ -292,6 +293,15 @@ def _parser() -> argparse.ArgumentParser:
         _seconds,
         1.0,
         "1",
+    )
+
+    group.value(
+        "--swap-drain",
+        "SECONDS",
+        "at a SIGHUP, the old server may go on answering so long",
+        _seconds,
+        limits.swap_drain,
+        "600",
     )
 
     group = _Group(parser, "logs, which go to stderr")
