@@ -12,6 +12,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 import pytest_asyncio
@@ -282,9 +283,11 @@ async def test_subscribers_hear_what_they_subscribed_to_and_nothing_else(
         await call(ada, "touch", uri="note://1")
         assert await anext(of_ada) == ResourceUpdated("note://1")
         assert await cai.events(1) == await dee.events(1) == ["updated note://1"]
-        await call(bob, "grow", name=f"grown-by-{id(bob)}")
+        await call(bob, "grow", name=f"grown-{uuid4().hex}")
         assert await cai.events(1) == await dee.events(1) == ["tools"]
         await cai.unlisten()
+        # The answer on the same connection says that the bridge has dealt with what came before the question.
+        await cai.ask([("touch", {"uri": "note://3"})])
         await call(bob, "touch", uri="note://1")
         await call(bob, "touch", uri="note://2")
         assert await dee.events(1) == ["updated note://1"]
