@@ -26,8 +26,9 @@ ends the run.
 
 
 def need_the_bridge() -> None:
-    """Go on with the test environment's Python if this one lacks what the bridge imports."""
-    if all(importlib.util.find_spec(name) for name in ("uvloop", "msgspec")):
+    """Go on with the test environment's Python if this one is too old or lacks what the bridge imports."""
+    modules = ("uvloop", "msgspec")
+    if sys.version_info >= (3, 11) and all(importlib.util.find_spec(name) for name in modules):
         return
     python = ROOT / ".venv" / "bin" / "python"
     if not python.exists() or sys.prefix == str(ROOT / ".venv"):

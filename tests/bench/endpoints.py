@@ -93,7 +93,7 @@ class Running:
         if endpoint.command is None:
             return
         env = {**os.environ, "PYTHONPATH": str(ROOT)}
-        if endpoint is RELAY:
+        if endpoint in (RELAY, SOCAT):  # for the servers below; the bridge passes it to its own
             env |= KEEP_MEMORY
         with open(folder / "log", "wb") as log:
             begin = time.monotonic()
