@@ -650,7 +650,7 @@ class TheEras(RuleBasedStateMachine):
 
 
 TheEras.TestCase.settings = settings(
-    max_examples=int(EXAMPLES) if EXAMPLES else 600,
+    max_examples=int(EXAMPLES) if EXAMPLES else 200,
     stateful_step_count=60 if EXAMPLES else 40,
     deadline=None,
     derandomize=not EXAMPLES,
