@@ -45,11 +45,13 @@ class Subscriber(LineClient):
         """
         ring = b"".join(lines)
         if ring not in known:
-            for number, line in enumerate(lines):
+            # The server has been counting since it started.
+            first = int(json.loads(lines[0])["params"]["seq"])
+            for number, line in enumerate(lines, first):
                 params = json.loads(line)["params"]
                 uri = f"bench://{self.number:05d}" if distinct else None
                 if (
-                    params["seq"] != f"{number:03d}"
+                    params["seq"] != f"{number % SEQUENCE:03d}"
                     or params["_meta"][SUBSCRIPTION] != LISTEN_ID
                     or params.get("uri") != uri
                 ):

@@ -18,12 +18,15 @@ class HttpClient:
     def __init__(self, address: str, number: int) -> None:
         self.number = number
         where, _, self.path = address.removeprefix("http://").partition("/")
-        host, _, port = where.rpartition(":")
         self.host = where
+        self.session = b""
+        self._open()
+
+    def _open(self) -> None:
+        host, _, port = self.host.rpartition(":")
         self.socket = socket.create_connection((host, int(port)))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.read_fd = self.write_fd = self.socket.fileno()
-        self.session = b""
         self.held = b""
 
     def post(self, body: bytes) -> bytes:
@@ -64,7 +67,6 @@ class HttpClient:
     def load(self, ring: Ring, depth: int, *, together: bool = False) -> None:
         """Be ready; `depth` must be 1."""
         assert depth == 1
-        os.set_blocking(self.read_fd, False)
         self.ring = ring
         self.depth = depth
         self.together = together
@@ -75,6 +77,12 @@ class HttpClient:
         self.wanted = self.sent = self.done = 0
         self.out = memoryview(b"")
         self.times: deque[list[int]] = deque()
+
+    def begin(self) -> None:
+        """Open a fresh connection: servers close one on which nothing was asked while others connected."""
+        self.socket.close()
+        self._open()
+        os.set_blocking(self.read_fd, False)
 
     def send_more(self, count: int, now: int) -> bool:
         """Send one request more."""

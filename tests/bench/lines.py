@@ -98,6 +98,9 @@ class LineClient:
         self.times: deque[list[int]] = deque()  # when so many requests were sent
         self.careful: _Careful | None = None
 
+    def begin(self) -> None:
+        """The measurement begins."""
+
     def send_more(self, count: int, now: int) -> bool:
         """Send so many requests more; whether all of them went out."""
         self.times.append([now, count])

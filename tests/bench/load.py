@@ -60,6 +60,7 @@ def run(clients: list[Client], begin: int, end: int) -> tuple[int, list[tuple[in
     poller = select.epoll()
     by_fd: dict[int, Client] = {}
     for client in clients:
+        client.begin()
         by_fd[client.read_fd] = by_fd[client.write_fd] = client
         poller.register(client.read_fd, select.EPOLLIN)
 

@@ -110,6 +110,7 @@ class Generators:
     """The processes that make the load, connected and ready."""
 
     def __init__(self, work: Work, address: str | list[str], processes: int, *, idle: bool = False) -> None:
+        self.where = f"{address} with {work.name}"
         processes = 1 if work.burst else max(1, min(processes, work.clients))
         self.processes = []
         first = 0
@@ -138,7 +139,8 @@ class Generators:
             assert process.stdout is not None
             line = process.stdout.readline()
             if line != "ready\n":
-                raise SystemExit(f"bench: the load could not begin: {line or 'it ended'}")
+                error = json.loads(line or '{"error": "the load generator ended"}')["error"]
+                raise SystemExit(f"bench: WRONG, at {self.where}: {error}")
 
     def go(self, seconds: float, read: Running, warm_up: float) -> tuple[dict[str, Any], float, int]:
         """Measure for so long; what all did together, CPU seconds and memory of `read` meanwhile."""
@@ -159,7 +161,7 @@ class Generators:
             output, _ = process.communicate(timeout=PATIENCE)
             outcome = json.loads(output or '{"error": "the load generator ended"}')
             if outcome["error"]:
-                raise SystemExit(f"bench: WRONG: {outcome['error']}")
+                raise SystemExit(f"bench: WRONG, at {self.where}: {outcome['error']}")
             total["done"] += outcome["done"]
             total["latencies"] += outcome["latencies"]
         total["latencies"].sort()
