@@ -44,7 +44,7 @@ def bars(axes: Any, works: list[dict[str, Any]], value: str, title: str) -> None
     least = min(each[value] for work in works for each in work["results"].values())
     axes.set_xlim(left=10 ** math.floor(math.log10(max(least, 1.0))))
     axes.margins(x=0.08)
-    axes.set_title(title, loc="left", x=-0.36, fontsize=10, fontweight="bold")
+    axes.set_title(title, loc="left", x=-0.3, fontsize=10, fontweight="bold")
     axes.grid(axis="x", alpha=0.3)
     axes.set_axisbelow(True)
     axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=len(names), frameon=False, fontsize=8)
@@ -120,7 +120,7 @@ def main() -> None:
     )
     figure.text(0.01, 0.002, shown, fontsize=7, color="#666666")
     figure.tight_layout(rect=(0, 0.012, 1, 1))
-    figure.savefig(sys.argv[1], dpi=110)
+    figure.savefig(sys.argv[1], dpi=110, bbox_inches="tight")
 
 
 if __name__ == "__main__":
