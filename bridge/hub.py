@@ -184,6 +184,8 @@ class Hub:
         return ClientConnection(self, listener, self._settings.client_buffer)
 
     def _replace_servers(self) -> None:
+        if not self._supervisors:
+            return  # nothing has been started yet: what will be is new
         _log.info("SIGHUP: replacing the server")
         self._deliver(self._router.replace_servers(self._clock()))
 

@@ -238,7 +238,7 @@ class Child(Lane):
         self.pumping = False
         """Lines that waited are being moved in turns: nobody moves its own past the others."""
         self.muted = False
-        """It was replaced: only what belongs to a request of its own still reaches anybody."""
+        """It does not serve, yet or any more: only what belongs to a request it was sent reaches anybody."""
         self.asked = False
         """It has sent a request, and that was logged."""
         self.overlong_head = b""

@@ -333,7 +333,8 @@ class Router:
     def needs_tick(self) -> bool:
         """Whether `tick` has anything to watch."""
         tables = self._tables
-        if tables.lingering or self._seats.swaps.retiring:
+        swaps = self._seats.swaps
+        if tables.lingering or swaps.retiring or swaps.current is not None:
             return True
         for era in Era:
             if era not in tables.served and (tables.waiting[era] or self._seats.wanted(era)):

@@ -57,7 +57,6 @@ class Seats:
         self.swaps = Swaps(tables)
         decided = tables.limits.era
         if decided is not None:
-            tables.seats[0].era = decided
             why = f"the bridge was started with --era {decided.value}"
             tables.refusals[decided.other] = EraRefusal(why)
 
@@ -145,10 +144,14 @@ class Seats:
         seat.child = child
         seat.replaced = False
         era = seat.era
-        if self.swaps.is_new(seat):
-            assert era is not None
-            self._speak(seat, child, era)
-            return
+        swap = self.swaps.current
+        if swap is not None and seat in swap.seats:
+            child.muted = True
+            if swap.eras:
+                assert era is not None
+                self._speak(seat, child, era)
+                return
+            self._swap()  # nobody is served: that it runs is all there is to wait for
         decided = tables.limits.era
         if decided is not None:
             if self.refusal(decided) is None:
@@ -203,7 +206,7 @@ class Seats:
             message: the response; None if it could not be read.
         """
         seat = self._tables.seat(child.seat)
-        if child.closing or seat is None:  # these were its last words
+        if child.closing or seat is None or self.swaps.is_over(seat):  # these were its last words
             return
         if entry.kind is Kind.PROBE:
             verdict = read_probe(message, self._tables.codec_up)
@@ -223,7 +226,7 @@ class Seats:
         handshake = child.handshake
         tables = self._tables
         seat = tables.seat(child.seat)
-        if seat is None:
+        if seat is None or self.swaps.is_over(seat):
             return
         if handshake.phase in (Phase.LATE, Phase.OVERTAKING):
             # It may be starting still, as long as it has not written a byte.
@@ -320,6 +323,9 @@ class Seats:
             self._subscriptions.move(old, REPLACED)
         if swap.greeting is not None:
             self._take(swap.greeting)
+        for seat in swap.seats:
+            if seat.child is not None:
+                seat.child.muted = False
         for era, (seat, child) in swap.ready.items():
             self._open(seat, child, era)
         self.swaps.committed()

@@ -50,28 +50,18 @@ class Swaps:
         """Seats of old processes, by number."""
 
     def begin(self) -> None:
-        """Start the new processes. While a replacement is under way, one more is remembered."""
+        """Start the new processes. While a replacement is under way, one more is remembered.
+
+        Where nobody is served, the first new process takes over as soon as it runs.
+        """
         tables = self._tables
         if self.current is not None:
             self._again = True
             return
         eras = list(tables.served)
-        if not eras:
-            self._replace_idle()
-            return
         self.current = Swap(tables.new_seats(), eras)
-        for seat, _ in zip(self.current.seats, eras, strict=False):
+        for seat in self.current.seats[: len(eras) or 1]:
             tables.note(NoticeKind.NEED_CHILD, NOBODY, seat=seat.number)
-
-    def _replace_idle(self) -> None:
-        """Nobody is served: the processes there are may go at once."""
-        tables = self._tables
-        self.forget()
-        for seat in tables.seats:
-            if seat.child is not None:
-                seat.replaced = True
-                tables.note(NoticeKind.REPLACE_CHILD, seat.child.key, seat=seat.number)
-        tables.note(NoticeKind.SWAPPED, NOBODY)
 
     def forget(self) -> None:
         """What was learnt of the old servers says nothing of the new ones."""
@@ -80,10 +70,16 @@ class Swaps:
         for era in Era:
             if decided is None or era is decided:
                 tables.refusals.pop(era, None)
+        if not tables.sessions:  # (who has one is compared with what the new server says)
+            tables.greeting = None
 
     def is_new(self, seat: Seat) -> bool:
         """Whether a seat is one of the replacement that is under way."""
         return self.current is not None and seat in self.current.seats
+
+    def is_over(self, seat: Seat) -> bool:
+        """Whether what a seat's process says of itself matters no more: it is replaced, or stopped."""
+        return seat.replaced or seat.number in self.retiring
 
     def fail(self, why: str) -> None:
         """A new process will not be ready: the old ones stay."""
@@ -122,6 +118,8 @@ class Swaps:
             child.muted = True
             self.retiring[seat.number] = seat
         tables.seats = self.current.seats
+        for seat in tables.seats:
+            seat.down_since = tables.now  # who waits is given time for their start
         tables.served.clear()
         self.forget()
         self.current = None

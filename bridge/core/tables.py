@@ -249,6 +249,7 @@ class Tables:
         """Two seats whose numbers were never used before."""
         self._last_seat += 2
         pair = Seat(self._last_seat - 1, first=True), Seat(self._last_seat, first=False)
+        pair[0].era = self.limits.era
         self._seats.update({seat.number: seat for seat in pair})
         return pair
 

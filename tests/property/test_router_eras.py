@@ -22,6 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from bridge.core.era import LEGACY_VERSIONS, Era
 from bridge.core.outbox import Control, Key, Output
 from bridge.core.router import Router
+from bridge.core.seats import REMEMBERED_S
 from bridge.core.tables import Limits, NoticeKind
 from tests.unit.core.scenario import (
     CLOSE,
@@ -55,7 +56,8 @@ REFUSALS: Final[tuple[Json, ...]] = (
 )
 LIST_CHANGED: Final = notification("notifications/tools/list_changed")
 RESTART_WAIT: Final = 30
-START: Final = 40
+PROBE: Final = 10
+START: Final = 20
 ROOM: Final = 1 << 30
 
 number = st.integers(0, 31)
@@ -82,7 +84,8 @@ class Process:
         self.probes = 0
         self.initializes = 0
         self.discovered = False
-        self.greeted = False
+        self.greeted: Json | None = None
+        """What it said to `initialize`."""
         self.initialized = False
         self.modern = False
         """It was sent a modern client's request."""
@@ -113,6 +116,7 @@ class TheEras(RuleBasedStateMachine):
             max_in_flight=2,
             max_queued=4,
             restart_wait=RESTART_WAIT,
+            probe_timeout=PROBE,
             start_timeout=START,
             paused_lines=1,
             turn_bytes=1,
@@ -139,6 +143,8 @@ class TheEras(RuleBasedStateMachine):
         """Requests that were cancelled have an outcome or none."""
         self.listens: set[tuple[Key, str]] = set()
         """Requests that end with their connection, or with the bridge."""
+        self.terms: tuple[object, object] | None = None
+        """Version and capabilities that the legacy server told last."""
         self.drained = False
         self.fine_so_far = True
         for _ in range(clients):
@@ -168,6 +174,7 @@ class TheEras(RuleBasedStateMachine):
         self.fine_so_far = False
         assert self.joined(fine) == self.joined(coarse)
         children = {process.key: process for process in self.processes.values()}
+        sessions = [peer for peer in self.peers.values() if peer.session and peer.open and peer.sending]
         for key, data in fine:
             if key in children:
                 continue
@@ -205,7 +212,17 @@ class TheEras(RuleBasedStateMachine):
         for kind, seat in kinds:
             if kind is NoticeKind.READY:
                 self.processes[seat].ready = True
+                self.legacy_is_ready(self.processes[seat], sessions)
                 self.make_room(seat)
+
+    def legacy_is_ready(self, process: Process, sessions: list[Peer]) -> None:
+        """Those who were greeted by another server must initialize again; the others go on."""
+        if process.greeted is not None and process.initialized:
+            said = process.greeted["result"]
+            terms = (said["protocolVersion"], said["capabilities"])
+            if self.terms is not None:
+                assert {peer.open for peer in sessions} <= {terms == self.terms}
+            self.terms = terms
 
     @staticmethod
     def joined(outputs: list[Output]) -> dict[Key, tuple[bytes, int, list[Control]]]:
@@ -362,6 +379,14 @@ class TheEras(RuleBasedStateMachine):
         messages = [self.new(peer, 4, 4), self.new(peer, 2, 0), self.new(peer, 7, n)]
         self.lines("client_data", peer.key, list(map(line, messages)), 1000)
 
+    @precondition(lambda self: self.senders())
+    @rule(who=number, n=number)
+    def client_probes(self, who: int, n: int) -> None:
+        """As a modern client does."""
+        peer = pick(self.senders(), who)
+        messages = [self.new(peer, 9, n), self.new(peer, 11, n)]
+        self.lines("client_data", peer.key, list(map(line, messages)), 1000)
+
     def client_stops_sending(self, n: int) -> None:
         if self.senders():
             peer = pick(self.senders(), n)
@@ -410,8 +435,8 @@ class TheEras(RuleBasedStateMachine):
     def good_answer(self, process: Process, up: int) -> bytes:
         asked = process.sent.pop(up)
         if asked["method"] == "initialize":
-            process.greeted = True
-            return line(greeting(up))
+            process.greeted = greeting(up)
+            return line(process.greeted)
         if "marker" in asked["params"]:
             if asked["method"] == "subscriptions/listen":
                 return line(closing(up))
@@ -460,8 +485,8 @@ class TheEras(RuleBasedStateMachine):
         if kind == 9:
             return b'{"jsonrpc":"2.0","id":%d,"result":{"x":?}}\n' % up
         if method == "initialize" and kind == 11:
-            process.greeted = True
-            return line(greeting(up, pick(LEGACY_VERSIONS, n), {}))
+            process.greeted = greeting(up, pick(LEGACY_VERSIONS, n), {})
+            return line(process.greeted)
         fault = pick(REFUSALS, n)
         if method == "server/discover" and "marker" not in params:
             # One that lists modern versions is a modern server's.
@@ -514,13 +539,33 @@ class TheEras(RuleBasedStateMachine):
         self.now += seconds
         self.event("tick", self.now)
 
+    @precondition(lambda self: self.processes)
+    @rule(how=chance)
+    def nothing_happens(self, how: int) -> None:
+        """For so long that a probe has expired, or every refusal which is not for good is forgotten."""
+        self.time_passes(PROBE)
+        if how <= 5:
+            self.time_passes(START)
+            self.time_passes(REMEMBERED_S)
+
+    @precondition(lambda self: any(process.ready for process in self.processes.values()))
+    @rule(n=number, how=chance)
+    def child_is_replaced(self, n: int, how: int) -> None:
+        """One that served ends, and the next is there at once."""
+        if how <= 5 and not self.drained:
+            process = pick([process for process in self.processes.values() if process.ready], n)
+            self.wanted.add(process.seat)
+            self.end(process, how % 2 == 0)
+            if process.seat in self.wanted:
+                self.child_starts(self.startable().index(process.seat))
+
     @rule(what=chance, n=number, how=number)
     def seldom(self, what: int, n: int, how: int) -> None:
         """What ends much, and so must not happen all the time."""
         if what <= 2:
             self.connect()
         elif what <= 5:
-            self.time_passes(pick((0.1, 1, 5, 10, 10, 30, 40), n))
+            self.time_passes(pick((0.1, 1, 5, 10, 10, START, RESTART_WAIT), n))
         elif what == 6:
             self.client_stops_sending(n)
         elif what == 7:
@@ -605,7 +650,7 @@ class TheEras(RuleBasedStateMachine):
 
 
 TheEras.TestCase.settings = settings(
-    max_examples=int(EXAMPLES) if EXAMPLES else 300,
+    max_examples=int(EXAMPLES) if EXAMPLES else 200,
     stateful_step_count=60 if EXAMPLES else 40,
     deadline=None,
     derandomize=not EXAMPLES,
