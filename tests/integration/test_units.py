@@ -29,8 +29,8 @@ SERVICES = [SYSTEM, UNITS / "user" / "mcp-bridge@.service"]
 ALL = sorted(UNITS.rglob("mcp-bridge@.*"))
 COMMAND = server_command("scripted.py")
 
-# What systemd.unit(5), systemd.socket(5), systemd.service(5), systemd.exec(5), systemd.kill(5) know of, as far
-# as these units use it: a name outside is a typing mistake, which systemd only logs.
+# What systemd.unit(5), systemd.socket(5), systemd.service(5), systemd.exec(5) and systemd.kill(5) know of, as
+# far as these units use it: a name outside is a typing mistake, which systemd only logs.
 KNOWN = {
     "Unit": {"Description", "Requires", "After"},
     "Install": {"WantedBy"},
