@@ -117,6 +117,7 @@ class Swaps:
             seat.drain_until = until if child in old else tables.now
             child.muted = True
             self.retiring[seat.number] = seat
+        self.current.seats[0].first_need = tables.seats[0].first_need
         tables.seats = self.current.seats
         for seat in tables.seats:
             seat.down_since = tables.now  # who waits is given time for their start
