@@ -42,7 +42,8 @@ EPILOG = """\
 SIZE is in bytes, or with KiB, MiB, GiB. SECONDS may have a fraction.
 
 signals: TERM or INT stops in order (a second one skips --drain), QUIT writes
-the stacks to stderr and stops at once.
+the stacks to stderr and stops at once. HUP replaces the server and loses no
+request: a new one takes over once it is ready; if that fails the old one stays.
 exit status: 0 stopped as asked; 1 failed (address in use, server given up);
 2 wrong usage; 126, 127 the command cannot be run, is not found."""
 
@@ -294,7 +295,6 @@ def _parser() -> argparse.ArgumentParser:
         1.0,
         "1",
     )
-
     group.value(
         "--swap-drain",
         "SECONDS",
