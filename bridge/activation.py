@@ -65,7 +65,7 @@ class Inherited:
         """
         if self._misdirected:
             raise ConfigError(
-                f"cannot listen on {address}: the sockets handed down are for another process (LISTEN_PID): let "
+                f"cannot listen on {address}: what was handed down is for another process (LISTEN_PID): let "
                 "systemd start mcp-bridge itself, not a wrapper that starts it"
             )
         if not self._names:
