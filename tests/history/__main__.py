@@ -1,0 +1,41 @@
+"""The long profile: `python3 -m tests.history --requests 1000000 --seed N --listen unix|tcp`.
+
+It exits with 1 if a promise was broken, and says which; the same seed with `--round K` runs that round alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+
+import uvloop
+
+from tests.history.run import Profile, run
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python3 -m tests.history", description=__doc__.splitlines()[0])
+    parser.add_argument("--requests", type=int, default=20_000, help="[%(default)s]")
+    parser.add_argument("--seed", type=int, help="[a new one]")
+    parser.add_argument("--listen", choices=("unix", "tcp", "both"), default="both", help="[%(default)s]")
+    parser.add_argument("--round", type=int, help="only this round")
+    options = parser.parse_args()
+    seed = options.seed if options.seed is not None else random.randrange(10**6)
+    listen = ("unix", "tcp") if options.listen == "both" else (options.listen,)
+    begun = time.monotonic()
+
+    def tell(line: str) -> None:
+        print(f"{time.monotonic() - begun:7.1f} s  {line}", flush=True)
+
+    tell(f"seed {seed}")
+    outcome = uvloop.run(run(Profile(seed, options.requests, listen, only=options.round), tell))
+    for violation in outcome.violations[:50]:
+        tell(f"VIOLATION {violation}")
+    tell(f"seed {seed}: {outcome}")
+    sys.exit(1 if outcome.violations else 0)
+
+
+if __name__ == "__main__":
+    main()
