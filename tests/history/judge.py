@@ -76,14 +76,21 @@ class Facts:
     heard: dict[tuple[str, str], Heard] = field(default_factory=dict)
     """By life and upstream id."""
     deaths: bool = False
+    modern: list[float] = field(default_factory=list)
+    """When the processes of the modern era were started, oldest first."""
     emitted: dict[str, list[Emission]] = field(default_factory=dict)
     """By filter: what every holder of that filter's shared subscription must be told."""
+
+    def replaced(self, life: Life, at: float) -> bool:
+        """Whether a process may have been replaced by a newer one by then, and serves out its time."""
+        return any(life.started < started <= at for started in self.modern)
 
 
 def judge(history: History) -> list[Violation]:
     """Every promise that this history shows to be broken; empty if all were kept."""
     found: list[Violation] = []
     facts = Facts(deaths=any(life.dead for life in history.lives))
+    facts.modern = [life.started for life in history.lives if life.era == "modern"]
     uids: Counter[int] = Counter()
     for life in history.lives:
         _read_life(life, facts, uids, found)
@@ -128,7 +135,8 @@ def _read_life(life: Life, facts: Facts, uids: Counter[int], found: list[Violati
             acknowledged.add(fields[0])
         elif kind == "S":
             filter = facts.heard[life.name, fields[0]].filter
-            if shared.get(filter) == {fields[0]} and fields[0] in acknowledged:
+            only = shared.get(filter) == {fields[0]} and fields[0] in acknowledged
+            if only and not facts.replaced(life, event.at):
                 emission = Emission(life.name, fields[0], int(fields[1]), event.at, position)
                 facts.emitted.setdefault(filter, []).append(emission)
         elif kind == "A":
@@ -210,6 +218,8 @@ def _judge_listens(facts: Facts, clients: dict[int, ClientJudge], found: list[Vi
                     Violation("not-cancelled", f"listen {heard.uid} ({heard.filter}) in {heard.life.name}")
                 )
             continue
+        if facts.replaced(heard.life, heard.cancelled_at):
+            continue  # what it served goes on at the new one
         found += [
             Violation("wrongly-cancelled", f"listen {heard.uid} ({heard.filter}), held by {client.name}")
             for client in clients.values()

@@ -70,6 +70,7 @@ class ClientJudge:
         self.end: Ended | None = None
         self.gone_at: float | None = None
         self.last_answered = -1
+        self.changes: set[str] = set()
         self.reached: dict[str, int] = {}
         """For each server process: the position in its log up to which its output has surely come here."""
         self.now = 0.0
@@ -310,8 +311,10 @@ class ClientJudge:
         elif self.listens.notification(method, params, message):
             pass
         elif method == "notifications/tools/list_changed" and self.connection.era == "legacy":
-            if not str(params.get("mark")).endswith("/legacy"):
+            mark = str(params.get("mark"))
+            if not mark.endswith("/legacy") or mark in self.changes:
                 self.complain("stray-notification", f"received {show(message)}")
+            self.changes.add(mark)
         else:
             self.complain("stray-notification", f"received {show(message)}")
 

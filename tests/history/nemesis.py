@@ -1,4 +1,4 @@
-"""What befalls the server's processes from outside: they are killed, or frozen and thawed.
+"""What befalls the server's processes from outside: they are killed, frozen and thawed, replaced.
 
 A process is signalled only through a descriptor of its own (a pidfd), and only after its environment was
 found to carry the mark of this run: a number that was reused meanwhile can hit nobody.
@@ -12,7 +12,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -46,13 +46,21 @@ def process(pid: int, mark: str) -> Iterator[int | None]:
 
 
 class Nemesis:
-    """Kills and freezes, at times and in ways that its random numbers say."""
+    """Kills and freezes, at times and in ways that its random numbers say.
 
-    def __init__(self, folder: Path, mark: str, rng: random.Random) -> None:
+    Args:
+        folder: where the server's processes log.
+        mark: by which they are known.
+        replace: has the bridge replace all of them.
+    """
+
+    def __init__(self, folder: Path, mark: str, rng: random.Random, replace: Callable[[], None]) -> None:
         self._lives = folder / "lives"
         self._mark = mark
         self._rng = rng
+        self._replace = replace
         self.kills = 0
+        self.replacements = 0
         self.freezes = 0
 
     async def run(self) -> None:
@@ -61,6 +69,10 @@ class Nemesis:
             await asyncio.sleep(self._rng.uniform(0.3, 1.2))
             living = self._living()
             if not living:
+                continue
+            if self._rng.random() < 0.12:
+                self.replacements += 1
+                self._replace()
                 continue
             era, pid = self._rng.choice(living)
             with process(pid, self._mark) as descriptor:

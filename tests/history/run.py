@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import os
 import random
+import signal
 import tempfile
 import time
 import uuid
@@ -75,6 +76,7 @@ class Outcome:
     deaths: int = 0
     kills: int = 0
     freezes: int = 0
+    replacements: int = 0
     received: int = 0
     seconds: float = 0.0
     peak: int = 0
@@ -87,7 +89,8 @@ class Outcome:
         return (
             f"{self.requests} requests in {self.rounds} rounds and {self.seconds:.0f} s, {self.received} "
             f"messages received, {self.deaths} server deaths ({self.kills} by the nemesis), "
-            f"{self.freezes} freezes, memory {rss} MiB when quiet, {self.peak >> 20} at the peak, "
+            f"{self.freezes} freezes, {self.replacements} replacements, "
+            f"memory {rss} MiB when quiet, {self.peak >> 20} at the peak, "
             f"descriptors {fds}: "
             f"{len(self.violations)} violations"
         )
@@ -318,7 +321,8 @@ async def _rounds(
         if outcome.violations:
             return
         each = Round(profile, number, bridge, observer)
-        nemesis = Nemesis(folder, mark, random.Random(f"{profile.seed}/{number}/nemesis"))
+        rng = random.Random(f"{profile.seed}/{number}/nemesis")
+        nemesis = Nemesis(folder, mark, rng, lambda: bridge.signal(signal.SIGHUP))
         helpers = [asyncio.create_task(nemesis.run()), asyncio.create_task(each.watch())]
         try:
             await each.traffic(min(profile.requests, profile.per_round))
@@ -331,6 +335,7 @@ async def _rounds(
         outcome.rounds += 1
         outcome.kills += nemesis.kills
         outcome.freezes += nemesis.freezes
+        outcome.replacements += nemesis.replacements
         outcome.deaths = observer.deaths
         outcome.peak = max(outcome.peak, *(sample.rss for sample in observer.samples))
         outcome.quiet.append(observer.samples[-1])
