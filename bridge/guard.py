@@ -31,10 +31,10 @@ CLOSE_TIMEOUT_S = 1.0
 
 # `+ PGID` lists a group, `- PGID` takes it off the list. `? INODE` says that a process is about to be started
 # whose stdin is the pipe of that number, 0 that it was not: if the bridge is killed before it can say which
-# process that became, the pipe tells (Linux; it needs `readlink`). Signals are ignored because a stop that goes
-# to every process (a service manager's SIGTERM to the whole cgroup) must not end the guard before the bridge;
-# at end of file it ends by itself. A number on the list could in that second come to mean another group, but
-# the system hands numbers out in turn. Without `sleep` there is no second of grace.
+# process that became, the pipe tells (Linux; it needs `readlink`). Signals are ignored because a stop that
+# goes to every process (a service manager's SIGTERM to the whole cgroup) must not end the guard before the
+# bridge; at end of file it ends by itself. A number on the list could in that second come to mean another
+# group, but the system hands numbers out in turn. Without `sleep` there is no second of grace.
 SCRIPT = """\
 trap '' HUP INT QUIT TERM PIPE ALRM USR1 USR2 TSTP TTIN TTOU
 alive=
