@@ -49,7 +49,7 @@ OPTIONS: Final = (
 TOGETHER: Final = 32
 """Clients at the same time."""
 
-QUIET: Final = 12.0
+QUIET: Final = 8.0
 """How long the bridge has, in seconds, to become quiet after a round."""
 
 

@@ -287,6 +287,17 @@ def test_after_a_restart_a_holder_is_told_what_it_may_have_missed() -> None:
     assert rules(*lives, clients=[client(*events, updated(None), *last)]) == set()
 
 
+def test_a_replaced_process_is_told_to_cancel_what_goes_on_at_the_new_one() -> None:
+    old = life(*LISTENED, "C 7", dead=True)
+    renamed = [line.replace("7", "9") for line in LISTENED]
+    new = life(*renamed, *["Q ping"] * 5, "C 9", name="two")
+    events: list[Event] = [listen(), acknowledged(at=0.25), updated("one/7/0/demo:1"), Ended(0.95, "close")]
+    new.started = 0.4
+    assert rules(old, new, clients=[client(*events)]) == set()
+    new.started = 0.6
+    assert rules(old, new, clients=[client(*events)]) == {"wrongly-cancelled"}
+
+
 def test_a_change_that_nobody_announced_is_not_made_up() -> None:
     events: list[Event] = [listen(), acknowledged(at=0.25), updated(None), Ended(0.45, "close")]
     assert rules(life(*LISTENED, "C 7"), clients=[client(*events)]) == {"stray-subscription"}
