@@ -436,6 +436,32 @@ class TheEras(RuleBasedStateMachine):
     def startable(self) -> list[int]:
         return [] if self.drained else sorted((self.wanted | self.late) - self.processes.keys())
 
+    @precondition(lambda self: any(process.ready for process in self.processes.values()))
+    @rule(n=number, how=chance)
+    def replacement_goes_well(self, n: int, how: int) -> None:
+        """At once; what is said on either side of it comes while both processes are there."""
+        if how > 4 or self.drained:
+            return
+        if not self.trials():
+            self.event("replace_servers", self.now)
+        trials = self.trials()
+        for seat in trials:
+            if seat not in self.processes:
+                self.child_starts(self.startable().index(seat))
+        for seat in trials:
+            process = self.processes.get(seat)
+            if process is not None and process.sent and not process.ready:
+                up = next(iter(process.sent))
+                answer = self.server_line(process, 11, n, up) if how == 0 else self.good_answer(process, up)
+                self.lines("server_data", process.key, [answer, line(LIST_CHANGED)], 1000)
+        for process in list(self.processes.values()):
+            data = [line(LIST_CHANGED), self.server_line(process, 4, n), self.server_line(process, n % 3, n)]
+            self.lines("server_data", process.key, data, 1000)
+        self.time_passes(pick((0.1, SWAP_DRAIN), n))
+        if how % 2:
+            for process in [process for process in self.processes.values() if process.stopped]:
+                self.end(process, True)
+
     @rule(how=chance)
     def servers_are_replaced(self, how: int) -> None:
         """Twice in a row now and then: one more is remembered."""
