@@ -125,6 +125,8 @@ _decode_scalar: Final[Callable[[bytes], int | str]] = msgspec.json.Decoder(int |
 _decode_text: Final = msgspec.json.Decoder(str).decode
 _decode_meta: Final = msgspec.json.Decoder(Meta).decode
 
+_ENVELOPE: Final = frozenset({"jsonrpc", "id", "method", "params", "result", "error"})
+
 _BLANK: Final = b" \t\r\n"
 _BOM: Final = b"\xef\xbb\xbf"
 
@@ -366,6 +368,8 @@ class Codec:
                 return Refusal(INVALID_REQUEST, "`params` must be an object or an array", id)
         result = members.pop("result", UNSET)
         error = members.pop("error", UNSET)
+        # A peer that reads names without regard to case would take one for what stands for it here.
+        members = {name: raw for name, raw in members.items() if name.casefold() not in _ENVELOPE}
         if members or marked or type(params) is Raw:
             return OddMessage("2.0", id, method, params, result, error, members, marked)
         return Message("2.0", id, method, params, result, error)

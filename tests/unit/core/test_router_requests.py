@@ -94,6 +94,15 @@ def test_an_id_in_flight_twice_gets_two_responses() -> None:
     s.server(result(2, "first")).expect(A=result(1, "first"))
 
 
+def test_what_an_unknown_member_is_called_decides_nothing() -> None:
+    """Section 2: servers that read names without regard to case (Go's) would take `ID` for the `id`."""
+    s = Scenario(clients="AB")
+    s.client("B", request(1, "x")).expect(server=request(2, "x"))
+    odd = {**request(1, "y"), "ID": 2, "Method": "z", "PARAM\u017f": {}, "Result": 1, "vendor": 1}
+    s.client("A", odd).expect(server={**request(3, "y"), "vendor": 1})
+    s.server({**result(3, {}), "Id": 7}).expect(A=result(1, {}))
+
+
 def test_a_cancel_ends_every_request_with_its_id() -> None:
     """Section 3, last row."""
     s = Scenario()
