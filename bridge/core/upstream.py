@@ -98,6 +98,10 @@ class Upstream:
                 continue
             if type(decoded) is Refusal:
                 self._damaged(child, line, salvage_id(line), too_long=False)
+            elif type(decoded.id) is Raw and decoded.method is UNSET:  # type: ignore[union-attr]  # a Message
+                # No id of the bridge's, and no key of a table either: it has no hash.
+                child.spoke = True
+                self._unasked(child, decoded)  # type: ignore[arg-type]  # as above
             else:
                 self.messages(child, [decoded])  # type: ignore[list-item]  # a Message
 

@@ -526,7 +526,10 @@ def test_a_damaged_answer_to_the_probe_is_an_answer() -> None:
 # -- what the server answers (section 4)
 
 
-@pytest.mark.parametrize("id", ["99", '"2"', "2.0", "2e0", "null", "true", "[2]", "-2", "02", "1" * 30])
+@pytest.mark.parametrize(
+    "id",
+    ["99", '"2"', "2.0", "2e0", "null", "true", "[2]", "-2", "02", "1" * 30, '"\\ud83d"', '"2\\udc00"'],
+)
 def test_a_response_under_an_id_that_was_not_sent_is_dropped(id: str) -> None:
     """Section 4: "known" is a plain integer that was sent to this child; hazard 22."""
     s = Scenario()
