@@ -37,7 +37,7 @@ from bridge.core.jsonrpc import (
     notification_line,
     result_line,
 )
-from bridge.core.tables import Tables
+from bridge.core.tables import Tables, short_members
 
 LISTEN: Final = "subscriptions/listen"
 ACKNOWLEDGED: Final = "notifications/subscriptions/acknowledged"
@@ -399,6 +399,7 @@ class Subscriptions:
         mine = [holder for holder in client.holders.values() if id_key(holder.id) == key]
         for holder in mine:
             self.leave(holder, rest, child)
+            rest = short_members(rest)
         return len(mine)
 
     def leave(self, holder: Holder, rest: Members, child: Child | None) -> None:

@@ -214,6 +214,44 @@ def test_a_cancel_is_forwarded_with_the_upstream_id_and_the_rest_of_its_params()
     assert s.sizes == {"clients": 1}
 
 
+def test_a_cancel_brings_no_progress_token_along() -> None:
+    """Section 3: it is the client's own number, and may be a stranger's upstream id."""
+    s = Scenario()
+    s.client("A", request("a", "x"))
+    s.client("A", cancelled("a", _meta={"progressToken": 7, "b": 1})).expect(
+        server=cancelled(2, _meta={"b": 1})
+    )
+    assert s.stats.removed_tokens == 1
+
+
+def test_a_cancel_is_never_longer_than_the_server_takes() -> None:
+    """Section 2, `--max-request`: a longer line ends servers, and a cancel grows with its id."""
+    s = Scenario(max_request=2000)
+    s.client("A", request(1, "x"))
+    fixed = len(line(cancelled(2, reason=""))) - 1
+    s.client("A", cancelled(1, reason="r" * (2000 - fixed))).expect(
+        server=cancelled(2, reason="r" * (2000 - fixed))
+    )
+    s.client("A", request(1, "x"))
+    s.client("A", cancelled(1, reason="r" * (2001 - fixed))).expect(server=cancelled(3))
+    for n in range(10):
+        s.client("A", request(n, "x"))
+    s.client("A", cancelled(9, reason="r" * (2000 - fixed))).expect(server=cancelled(13))
+
+
+@pytest.mark.parametrize("what", [request(1, "x"), listen(1, resourceSubscriptions=["u"], other=1)])
+def test_a_cancel_of_many_requests_repeats_no_long_members(what: Json) -> None:
+    """Section 6: one line of a client must not become hundreds of the same length."""
+    s = Scenario()
+    s.client("A", *[what] * 60)
+    written = s.client("A", cancelled(1, reason="r" * 5000)).items("server")
+    assert written == [cancelled(2, reason="r" * 5000), *(cancelled(n) for n in range(3, 62))]
+    s.client("A", *[what] * 2)
+    s.client("A", cancelled(1, reason="r")).expect(
+        server=[cancelled(62, reason="r"), cancelled(63, reason="r")]
+    )
+
+
 def test_what_still_comes_for_a_cancelled_request_is_dropped_and_counted() -> None:
     """Section 3: the entry ends with the cancellation; hazard 24 and 65."""
     s = Scenario()
