@@ -64,6 +64,7 @@ class ClientConnection(asyncio.Protocol):
     Args:
         buffer_limit: bytes of unread output above which the client is cut when more is to be sent. One
             whole message always fits.
+        linger: how long one that has stopped sending may take to read its last answers, in seconds.
     """
 
     __slots__ = (
@@ -71,6 +72,8 @@ class ClientConnection(asyncio.Protocol):
         "_closing",
         "_fd",
         "_gone",
+        "_half_closed",
+        "_linger",
         "_listener",
         "_owner",
         "_paused",
@@ -81,15 +84,17 @@ class ClientConnection(asyncio.Protocol):
         "key",
     )
 
-    def __init__(self, owner: ClientOwner, listener: Listener, buffer_limit: int) -> None:
+    def __init__(self, owner: ClientOwner, listener: Listener, buffer_limit: int, linger: float) -> None:
         self._owner = owner
         self._listener = listener
         self._buffer_limit = buffer_limit
+        self._linger = linger
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._fd = -1
         self._closing = False
         self._gone = False
+        self._half_closed = False
         self._paused = False
         self._yielding = False
         self.key: Key | None = None
@@ -132,6 +137,7 @@ class ClientConnection(asyncio.Protocol):
         if self._gone or (self._fd >= 0 and hung_up(self._fd)):
             self.abort()
             return False
+        self._half_closed = True
         try:
             self._owner.client_eof(self.key)
         except Exception:
@@ -198,11 +204,14 @@ class ClientConnection(asyncio.Protocol):
                 transport.resume_reading()
 
     def close(self) -> None:
-        """Close behind what was sent; cut after `CLOSE_TIMEOUT` if that is not read."""
+        """Close behind what was sent; cut if that is not read in time.
+
+        That is `CLOSE_TIMEOUT`, or longer for a client that waits for nothing but its last answers.
+        """
         if self._transport is None or self._closing:
             return
         self._closing = True
-        self._set_timer(CLOSE_TIMEOUT)
+        self._set_timer(max(CLOSE_TIMEOUT, self._linger) if self._half_closed else CLOSE_TIMEOUT)
         self._transport.close()
 
     def abort(self) -> None:

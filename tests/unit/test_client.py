@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from bridge import client
 from bridge.address import parse_address
 from bridge.client import TURN_BYTES, ClientConnection
 from bridge.core.outbox import Control, Key
@@ -21,6 +22,7 @@ class Transport(asyncio.Transport):
     def __init__(self, sock: socket.socket) -> None:
         super().__init__({"socket": sock})
         self.reading = True
+        self.aborted = asyncio.Event()
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
 
@@ -30,7 +32,10 @@ class Transport(asyncio.Transport):
     def resume_reading(self) -> None:
         self.reading = True
 
-    def abort(self) -> None: ...
+    def close(self) -> None: ...
+
+    def abort(self) -> None:
+        self.aborted.set()
 
 
 class Owner:
@@ -67,7 +72,7 @@ def sock() -> Iterator[socket.socket]:
 def connected(sock: socket.socket, path: str) -> tuple[ClientConnection, Transport]:
     [listener] = open_listener(parse_address(f"unix:{path}"))
     listener.close()
-    connection = ClientConnection(Owner(), listener, 1 << 20)
+    connection = ClientConnection(Owner(), listener, 1 << 20, 60.0)
     transport = Transport(sock)
     connection.connection_made(transport)
     return connection, transport
@@ -101,3 +106,20 @@ async def test_a_turn_given_away_is_no_reason_to_read_who_is_not_to_be_read(
     assert not transport.reading
     await asyncio.sleep(0)
     assert transport.reading
+
+
+async def test_who_only_reads_its_last_answers_has_the_linger_time_for_it(
+    monkeypatch: pytest.MonkeyPatch, sock: socket.socket, tmp_path: object
+) -> None:
+    """Section 6, half-close: `printf ... | nc -N` into something slow loses no half of an answer."""
+    monkeypatch.setattr(client, "CLOSE_TIMEOUT", 0.01)
+    half_closed, last_words = connected(sock, f"{tmp_path}/s")
+    assert half_closed.eof_received()
+    half_closed.close()
+    other, sock_of_other = socket.socketpair()
+    with other, sock_of_other:
+        closed, transport = connected(other, f"{tmp_path}/s")
+        closed.close()
+        await asyncio.wait_for(transport.aborted.wait(), 5)
+    assert not last_words.aborted.is_set()
+    half_closed.connection_lost(None)
