@@ -145,7 +145,7 @@ INITIALIZED: Final = notification("notifications/initialized")
 
 
 def not_served(id: Id, era: Era, *supported: str, code: int = -31006, delivered: bool = False) -> Json:
-    """What a client gets whose era is not served. `delivered`: it was sent to a server before, as listens are."""
+    """What a client gets whose era is not served. `delivered`: some server has seen it."""
     versions = [*LEGACY_VERSIONS] if era is Era.MODERN else [MODERN_VERSION]
     return refusal(code, "era_not_served", id=id, delivered=delivered, supported=[*supported] or versions)
 
