@@ -213,6 +213,7 @@ class Child(Lane):
         "handshake",
         "inflight",
         "loggers",
+        "muted",
         "opened_at",
         "overlong_head",
         "pumping",
@@ -236,6 +237,8 @@ class Child(Lane):
         """Its stdin takes no more for now."""
         self.pumping = False
         """Lines that waited are being moved in turns: nobody moves its own past the others."""
+        self.muted = False
+        """It does not serve, yet or any more: only what belongs to a request it was sent reaches anybody."""
         self.asked = False
         """It has sent a request, and that was logged."""
         self.overlong_head = b""

@@ -253,6 +253,8 @@ class Upstream:
         params = message.params
         if method == PROGRESS and type(params) is dict:
             self._progress(child, message, params)
+        elif child.muted and method != LOG:
+            tables.stats.dropped_notifications += 1
         elif method in LIST_CHANGED and child.handshake.phase is Phase.LEGACY:
             self._legacy.changed(message)
         elif type(params) is not dict:

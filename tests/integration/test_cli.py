@@ -53,6 +53,7 @@ OPTIONS = {
     "--linger": ("SECONDS", "60"),
     "--drain": ("SECONDS", "5"),
     "--stop-grace": ("SECONDS", "1"),
+    "--swap-drain": ("SECONDS", "600"),
     "--ambiguous-logs": ("{log,broadcast}", "log"),
     "--log-format": ("{text,json}", "text"),
     "--log-level": ("{info,debug,warning,error}", "info"),
@@ -170,7 +171,7 @@ async def test_help_names_every_option_with_its_unit_and_default_and_fits_a_term
             metavar = match[2] if match[2] and re.fullmatch(r"\{.*\}|[A-Z=]+", match[2]) else ""
             found[match[1]] = (metavar, default[1] if default else None)
     assert found == OPTIONS
-    for word in ("connect ADDR", "unix:/path", "unix:@", "tcp:HOST:PORT", "[::1]", "exit status"):
+    for word in ("connect ADDR", "unix:/path", "unix:@", "tcp:HOST:PORT", "[::1]", "exit status", "HUP"):
         assert word in text
 
 
@@ -313,7 +314,7 @@ async def test_the_path_of_a_bridge_that_was_replaced_stays_with_the_new_one(tmp
     async with running_bridge(*COMMAND, listen=address) as first:
         (tmp_path / "s").unlink()
         async with running_bridge(*COMMAND, listen=address) as second:
-            await first.wait_log("deleted or replaced", timeout=15)
+            await first.wait_log("deleted, moved or replaced", timeout=15)
             assert await first.stop() == 0
             async with await second.connect() as client:
                 await client.call("do")

@@ -3,10 +3,11 @@
 Every event is put to two routers, one of which gets each line by itself and cut: what they write must be the
 same. What is written is judged by what must hold whatever happens: a request has one outcome, at the client
 that asked; a process is asked for its era once, and is sent nothing of the other; a session's requests come
-behind its greeting; nobody waits for ever; nothing is left when all have gone.
+behind its greeting; a process that was replaced, or is to replace another, is sent nothing new and tells
+nobody anything; nobody waits for ever; nothing is left when all have gone.
 
-`BRIDGE_MODEL_EXAMPLES=20000 pytest tests/property/test_router_eras.py` runs it long, on other examples each
-time.
+`BRIDGE_MODEL_EXAMPLES=20000 pytest --timeout 0 tests/property/test_router_eras.py` runs it long, on other
+examples each time.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from bridge.core.era import LEGACY_VERSIONS, Era
 from bridge.core.outbox import Control, Key, Output
 from bridge.core.router import Router
+from bridge.core.seats import REMEMBERED_S
 from bridge.core.tables import Limits, NoticeKind
 from tests.unit.core.scenario import (
     CLOSE,
@@ -32,7 +34,6 @@ from tests.unit.core.scenario import (
     cancelled,
     closing,
     discovered,
-    error,
     greeting,
     legacy,
     line,
@@ -56,7 +57,9 @@ REFUSALS: Final[tuple[Json, ...]] = (
 )
 LIST_CHANGED: Final = notification("notifications/tools/list_changed")
 RESTART_WAIT: Final = 30
-START: Final = 40
+PROBE: Final = 10
+START: Final = 20
+SWAP_DRAIN: Final = 15
 ROOM: Final = 1 << 30
 
 number = st.integers(0, 31)
@@ -83,7 +86,8 @@ class Process:
         self.probes = 0
         self.initializes = 0
         self.discovered = False
-        self.greeted = False
+        self.greeted: Json | None = None
+        """What it said to `initialize`."""
         self.initialized = False
         self.modern = False
         """It was sent a modern client's request."""
@@ -114,7 +118,9 @@ class TheEras(RuleBasedStateMachine):
             max_in_flight=2,
             max_queued=4,
             restart_wait=RESTART_WAIT,
+            probe_timeout=PROBE,
             start_timeout=START,
+            swap_drain=SWAP_DRAIN,
             paused_lines=1,
             turn_bytes=1,
             era=era,
@@ -128,6 +134,10 @@ class TheEras(RuleBasedStateMachine):
         """By seat."""
         self.wanted = {0}
         """Seats whose process the shell starts: it was asked to, or somebody waited at the last one's end."""
+        self.late: set[int] = set()
+        """Seats that are given up, and whose process may be on its way."""
+        self.speaking: Process | None = None
+        """Whose words are being judged."""
         self.peers: dict[Key, Peer] = {}
         self.used: set[int] = set()
         self.marker = 0
@@ -140,6 +150,8 @@ class TheEras(RuleBasedStateMachine):
         """Requests that were cancelled have an outcome or none."""
         self.listens: set[tuple[Key, str]] = set()
         """Requests that end with their connection, or with the bridge."""
+        self.terms: tuple[object, object] | None = None
+        """Version and capabilities that the legacy server told last."""
         self.drained = False
         self.fine_so_far = True
         for _ in range(clients):
@@ -162,6 +174,7 @@ class TheEras(RuleBasedStateMachine):
                 if piece:
                     fine += getattr(self.fine, name)(key, piece, self.now)
         coarse = getattr(self.coarse, name)(key, b"".join(data), self.now)
+        self.speaking = next((process for process in self.processes.values() if process.key == key), None)
         self.judge(fine, coarse)
 
     def judge(self, fine: list[Output], coarse: list[Output]) -> None:
@@ -169,6 +182,7 @@ class TheEras(RuleBasedStateMachine):
         self.fine_so_far = False
         assert self.joined(fine) == self.joined(coarse)
         children = {process.key: process for process in self.processes.values()}
+        sessions = [peer for peer in self.peers.values() if peer.session and peer.open and peer.sending]
         for key, data in fine:
             if key in children:
                 continue
@@ -198,15 +212,34 @@ class TheEras(RuleBasedStateMachine):
             elif kind in (NoticeKind.REPLACE_CHILD, NoticeKind.RETIRE_CHILD):
                 assert not self.processes[seat].stopped
                 self.processes[seat].stopped = True
+            elif kind in (NoticeKind.SWAPPED, NoticeKind.SWAP_FAILED):
+                given_up = {seat for seat in self.wanted if not self.counts(seat)}
+                self.wanted -= given_up
+                self.late |= given_up
         # A process that was asked for may be long in coming, but it must have been asked for.
-        for seat in (0, 1):
+        for seat in self.fine.seats:
             if self.fine.needed(seat) and not self.drained:
                 assert seat in self.processes or seat in self.wanted, f"nobody starts {seat}"
+        self.speaking = None
         self.fine_so_far = True
         for kind, seat in kinds:
             if kind is NoticeKind.READY:
                 self.processes[seat].ready = True
+                self.legacy_is_ready(self.processes[seat], sessions)
                 self.make_room(seat)
+
+    def counts(self, seat: int) -> bool:
+        """Whether a seat's process serves, is to serve, or is to replace another."""
+        return seat in self.fine.seats or self.fine.is_new(seat)
+
+    def legacy_is_ready(self, process: Process, sessions: list[Peer]) -> None:
+        """Those who were greeted by another server must initialize again; the others go on."""
+        if process.greeted is not None and process.initialized:
+            said = process.greeted["result"]
+            terms = (said["protocolVersion"], said["capabilities"])
+            if self.terms is not None:
+                assert {peer.open for peer in sessions} <= {terms == self.terms}
+            self.terms = terms
 
     @staticmethod
     def joined(outputs: list[Output]) -> dict[Key, tuple[bytes, int, list[Control]]]:
@@ -258,6 +291,7 @@ class TheEras(RuleBasedStateMachine):
 
     def routed(self, process: Process, item: Json, modern: bool) -> None:
         """A client's request has come to a process."""
+        assert process.seat in self.fine.seats
         client, _, token = self.asked[item["params"]["marker"]]
         sent = item["params"].get("_meta", {}).get("progressToken")
         assert sent == (None if token is None else item["id"])
@@ -279,6 +313,7 @@ class TheEras(RuleBasedStateMachine):
         if item == LIST_CHANGED:
             assert peer.session
             assert peer.initialized
+            assert self.speaking is None or self.speaking.seat in self.fine.seats
             return
         assert "method" not in item, item
         name = (peer.key, json.dumps(item["id"]))
@@ -363,6 +398,14 @@ class TheEras(RuleBasedStateMachine):
         messages = [self.new(peer, 4, 4), self.new(peer, 2, 0), self.new(peer, 7, n)]
         self.lines("client_data", peer.key, list(map(line, messages)), 1000)
 
+    @precondition(lambda self: self.senders())
+    @rule(who=number, n=number)
+    def client_probes(self, who: int, n: int) -> None:
+        """As a modern client does."""
+        peer = pick(self.senders(), who)
+        messages = [self.new(peer, 9, n), self.new(peer, 11, n)]
+        self.lines("client_data", peer.key, list(map(line, messages)), 1000)
+
     def client_stops_sending(self, n: int) -> None:
         if self.senders():
             peer = pick(self.senders(), n)
@@ -384,11 +427,43 @@ class TheEras(RuleBasedStateMachine):
         seat = pick(self.startable(), n)
         self.wanted.discard(seat)
         self.last_key += 1
-        self.processes[seat] = Process(Key(self.last_key), seat)
+        process = self.processes[seat] = Process(Key(self.last_key), seat)
         self.event("server_opened", Key(self.last_key), self.now, seat)
+        if seat in self.late:
+            self.late.discard(seat)
+            process.stopped = True
 
     def startable(self) -> list[int]:
-        return [] if self.drained else sorted(self.wanted - self.processes.keys())
+        return [] if self.drained else sorted((self.wanted | self.late) - self.processes.keys())
+
+    @rule(how=chance)
+    def servers_are_replaced(self, how: int) -> None:
+        """Twice in a row now and then: one more is remembered."""
+        for _ in range((how <= 2) + (how == 0)):
+            if not self.drained:
+                self.event("replace_servers", self.now)
+
+    def trials(self) -> list[int]:
+        """Seats whose process is to replace another."""
+        return sorted(seat for seat in self.wanted | self.processes.keys() if self.fine.is_new(seat))
+
+    @precondition(lambda self: self.trials())
+    @rule(n=number, how=chance)
+    def replacement_goes_on(self, n: int, how: int) -> None:
+        """It starts, and answers as it should; seldom it does not."""
+        seat = pick(self.trials(), n)
+        if seat not in self.processes:
+            if how:
+                self.child_starts(self.startable().index(seat))
+            else:
+                self.exhaust(seat)
+        elif how == 0:
+            self.end(self.processes[seat], n % 2 == 0)
+        elif self.processes[seat].sent:
+            process = self.processes[seat]
+            self.lines(
+                "server_data", process.key, [self.good_answer(process, next(iter(process.sent)))], 1000
+            )
 
     @precondition(lambda self: self.processes)
     @rule(
@@ -411,8 +486,8 @@ class TheEras(RuleBasedStateMachine):
     def good_answer(self, process: Process, up: int) -> bytes:
         asked = process.sent.pop(up)
         if asked["method"] == "initialize":
-            process.greeted = True
-            return line(greeting(up))
+            process.greeted = greeting(up)
+            return line(process.greeted)
         if "marker" in asked["params"]:
             if asked["method"] == "subscriptions/listen":
                 return line(closing(up))
@@ -420,8 +495,25 @@ class TheEras(RuleBasedStateMachine):
         process.discovered = True
         return line(discovered(up))
 
-    def server_line(self, process: Process, kind: int, n: int) -> bytes:
-        """Anything a server may write."""
+    def questions(self) -> list[tuple[Process, int]]:
+        """What the bridge itself has asked, and of whom."""
+        return [
+            (process, up)
+            for process in self.processes.values()
+            for up, asked in process.sent.items()
+            if "marker" not in asked["params"]
+        ]
+
+    @precondition(lambda self: self.questions())
+    @rule(who=number, kind=st.integers(6, 11), n=number)
+    def child_settles(self, who: int, kind: int, n: int) -> None:
+        """It answers the bridge's own question in one of many ways, and says what it likes behind it."""
+        process, up = pick(self.questions(), who)
+        data = [self.server_line(process, kind, n, up), line(LIST_CHANGED), self.server_line(process, 2, n)]
+        self.lines("server_data", process.key, data, 1000)
+
+    def server_line(self, process: Process, kind: int, n: int, up: int | None = None) -> bytes:
+        """Anything a server may write. `up`: what it answers, if it answers anything."""
         if kind == 0:
             return b"noise\n"
         if kind == 1:
@@ -432,29 +524,25 @@ class TheEras(RuleBasedStateMachine):
             return line(legacy(id, pick(("ping", "roots/list"), n)))
         if kind == 3 or not process.sent:
             return line(result(pick((999_999, "1", 1.5), n)))
-        up = pick(process.sent, n)
-        asked = process.sent[up]
+        if up is None:
+            up = pick(process.sent, n)
+        params = process.sent[up]["params"]
+        method = process.sent[up]["method"]
         if kind <= 5:
-            return line(
-                progress(up, **({"marker": asked["params"]["marker"]} if "marker" in asked["params"] else {}))
-            )
+            return line(progress(up, marker=params.get("marker")))
         if kind <= 8:
             return self.good_answer(process, up)
         del process.sent[up]
         if kind == 9:
             return b'{"jsonrpc":"2.0","id":%d,"result":{"x":?}}\n' % up
+        if method == "initialize" and kind == 11:
+            process.greeted = greeting(up, pick(LEGACY_VERSIONS, n), {})
+            return line(process.greeted)
         fault = pick(REFUSALS, n)
-        if asked["method"] == "server/discover" and "marker" not in asked["params"]:
+        if method == "server/discover" and "marker" not in params:
             # One that lists modern versions is a modern server's.
-            process.discovered = (
-                fault.get("data", {}).get("supported") == ["2026-07-28"] or self.era is Era.MODERN
-            )
-        elif asked["method"] == "initialize" and kind == 11:
-            process.greeted = True
-            return line(greeting(up, pick(LEGACY_VERSIONS, n), {}))
-        return line(
-            error(up, fault["code"], fault["message"], **({"data": fault["data"]} if "data" in fault else {}))
-        )
+            process.discovered = fault is REFUSALS[2] or self.era is Era.MODERN
+        return line({"jsonrpc": "2.0", "id": up, "error": fault})
 
     def child_ends(self, n: int, how: int) -> None:
         if self.processes:
@@ -475,7 +563,7 @@ class TheEras(RuleBasedStateMachine):
         del self.processes[seat]
         self.judge(fine, coarse)
         assert before.keys() - self.processes.keys() == {seat}
-        if not (self.fine.needed(seat) or seat == 0):
+        if not (self.fine.needed(seat) or seat == self.fine.seats[0]):
             self.wanted.discard(seat)
 
     @precondition(lambda self: self.processes)
@@ -502,13 +590,33 @@ class TheEras(RuleBasedStateMachine):
         self.now += seconds
         self.event("tick", self.now)
 
+    @precondition(lambda self: self.processes)
+    @rule(how=chance)
+    def nothing_happens(self, how: int) -> None:
+        """For so long that a probe has expired, or every refusal which is not for good is forgotten."""
+        self.time_passes(PROBE)
+        if how <= 5:
+            self.time_passes(START)
+            self.time_passes(REMEMBERED_S)
+
+    @precondition(lambda self: any(process.ready for process in self.processes.values()))
+    @rule(n=number, how=chance)
+    def child_is_replaced(self, n: int, how: int) -> None:
+        """One that served ends, and the next is there at once."""
+        if how <= 5 and not self.drained:
+            process = pick([process for process in self.processes.values() if process.ready], n)
+            self.wanted.add(process.seat)
+            self.end(process, how % 2 == 0)
+            if process.seat in self.wanted:
+                self.child_starts(self.startable().index(process.seat))
+
     @rule(what=chance, n=number, how=number)
     def seldom(self, what: int, n: int, how: int) -> None:
         """What ends much, and so must not happen all the time."""
         if what <= 2:
             self.connect()
         elif what <= 5:
-            self.time_passes(pick((0.1, 1, 5, 10, 10, 30, 40), n))
+            self.time_passes(pick((0.1, 1, 5, 10, 10, START, RESTART_WAIT), n))
         elif what == 6:
             self.client_stops_sending(n)
         elif what == 7:
@@ -516,14 +624,17 @@ class TheEras(RuleBasedStateMachine):
         elif what <= 9:
             self.child_ends(n, how % 6)
         elif what == 10:
-            seat = how % 2
-            if seat not in self.processes and seat in self.wanted:
-                # It is started again only if it is needed.
-                self.wanted.discard(seat)
-                self.event("server_exhausted", seat, self.now)
-                assert not self.fine.needed(seat)
+            seats = sorted(self.wanted - self.processes.keys())
+            if seats:
+                self.exhaust(pick(seats, how))
         elif how == 31 and not self.drained:
             self.drain()
+
+    def exhaust(self, seat: int) -> None:
+        """It cannot be started; and it is started again only if it is needed."""
+        self.wanted.discard(seat)
+        self.event("server_exhausted", seat, self.now)
+        assert not self.fine.needed(seat)
 
     def drain(self) -> None:
         self.drained = True
@@ -545,8 +656,18 @@ class TheEras(RuleBasedStateMachine):
         for router in (self.fine, self.coarse):
             assert not any(router.table_sizes().values()), router.table_sizes()
             assert router.buffered_all == router.in_flight == 0
+        for _ in range(3):  # one more replacement may have been remembered
+            for seat in self.trials():
+                if seat in self.processes:
+                    self.end(self.processes[seat], True)
+                elif self.fine.is_new(seat):
+                    self.exhaust(seat)
+        for process in list(self.processes.values()):
+            if process.seat not in self.fine.seats:
+                self.end(process, True)
         self.time_passes(1000)
         assert not self.fine.needs_tick
+        assert len(self.fine._tables._seats) == 2
 
     def unanswered(self) -> set[tuple[Key, str]]:
         """Requests of clients that are there which have had no outcome."""
@@ -593,7 +714,7 @@ class TheEras(RuleBasedStateMachine):
 
 
 TheEras.TestCase.settings = settings(
-    max_examples=int(EXAMPLES) if EXAMPLES else 300,
+    max_examples=int(EXAMPLES) if EXAMPLES else 200,
     stateful_step_count=60 if EXAMPLES else 40,
     deadline=None,
     derandomize=not EXAMPLES,
