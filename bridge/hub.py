@@ -181,7 +181,8 @@ class Hub:
                 _log.info("health at %s", address)
 
     def _accepted(self, listener: Listener) -> ClientConnection:
-        return ClientConnection(self, listener, self._settings.client_buffer)
+        settings = self._settings
+        return ClientConnection(self, listener, settings.client_buffer, settings.limits.linger)
 
     def _replace_servers(self) -> None:
         if not self._supervisors:

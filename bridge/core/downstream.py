@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Raw, UnsetType
 
 from bridge.core import jsonrpc
 from bridge.core.era import DISCOVER, INITIALIZE, Era
@@ -21,6 +21,7 @@ from bridge.core.jsonrpc import (
     PROGRESS_TOKEN,
     Call,
     Id,
+    Members,
     Message,
     Meta,
     Refusal,
@@ -33,7 +34,7 @@ from bridge.core.jsonrpc import (
 from bridge.core.legacy import OWN, PING, LegacySessions
 from bridge.core.seats import Seats
 from bridge.core.subscriptions import LISTEN, Subscriptions
-from bridge.core.tables import LEFT, NoticeKind, Tables
+from bridge.core.tables import LEFT, NoticeKind, Tables, short_members
 from bridge.core.waiting import Waiting
 
 CANCELLED: Final = "notifications/cancelled"
@@ -383,14 +384,17 @@ class Downstream:
 
     def _send_notification(self, child: Child, message: Call) -> None:
         params = message.params
-        if type(params) is dict and "_meta" in params:
-            members = decode_members(params["_meta"])
-            if members is not None and members.pop(PROGRESS_TOKEN, None) is not None:
-                # It names nothing, but a server could take it for a stranger's.
-                self._tables.stats.removed_tokens += 1
-                params["_meta"] = members  # type: ignore[assignment]  # encoded with its fellows
+        if type(params) is dict:
+            self._remove_token(params)
         self._tables.stats.notifications_up += 1
         self._tables.outbox.put(child, message)
+
+    def _remove_token(self, params: Members) -> None:
+        """A notification's token names nothing, but a server could take it for a stranger's."""
+        members = decode_members(params["_meta"]) if "_meta" in params else None
+        if members is not None and members.pop(PROGRESS_TOKEN, None) is not None:
+            self._tables.stats.removed_tokens += 1
+            params["_meta"] = Raw(encoder.encode(members))
 
     def _cancelled(self, client: Client, message: Call) -> None:
         """A client gives a request up: it, and nobody else's, ends."""
@@ -403,6 +407,7 @@ class Downstream:
             tables.stats.dropped_notifications_up += 1
             return
         assert type(params) is dict
+        self._remove_token(params)
         rest = {name: value for name, value in params.items() if name != "requestId"}
         found = self._waiting.remove(client, id)
         found += self._subscriptions.client_cancelled(client, id, rest, tables.served.get(Era.MODERN))
@@ -410,6 +415,7 @@ class Downstream:
         mine = [(number, entry) for number, entry in client.inflight.items() if id_key(entry.id) == key]  # type: ignore[arg-type]  # a client's entry has an id
         for number, entry in mine:
             tables.abandon(number, entry, rest)
+            rest = short_members(rest)  # one line of a client is not to become hundreds as long
         if found or mine:
             self.feed(client)
         else:

@@ -150,10 +150,10 @@ def seat_name(seat: int) -> str:
 INITIALIZED: Final = notification("notifications/initialized")
 
 
-def not_served(id: Id, era: Era, *supported: str, code: int = -31006) -> Json:
-    """What a client gets whose era is not served."""
+def not_served(id: Id, era: Era, *supported: str, code: int = -31006, delivered: bool = False) -> Json:
+    """What a client gets whose era is not served. `delivered`: some server has seen it."""
     versions = [*LEGACY_VERSIONS] if era is Era.MODERN else [MODERN_VERSION]
-    return refusal(code, "era_not_served", id=id, supported=[*supported] or versions)
+    return refusal(code, "era_not_served", id=id, delivered=delivered, supported=[*supported] or versions)
 
 
 def error(id: object, code: int = -32603, message: str = "no", **data: object) -> Json:
