@@ -847,3 +847,63 @@ def test_a_log_message_of_a_request_in_time_is_watched_too() -> None:
     s.client("A", request("a", "x", meta={"io.modelcontextprotocol/logLevel": "info"}))
     s.server(log("x")).expect(A=log("x"))
     assert s.router.needs_tick
+
+
+# -- names that differ by case alone: servers that read without regard to case take them for the real ones
+
+
+@pytest.mark.parametrize("name", ["_META", "_Meta", "requestID", "PROGRESSTOKEN", "progre\u017f\u017fToken"])
+def test_a_member_of_params_that_looks_like_a_translated_one_is_dropped(name: str) -> None:
+    """Else a server could report to its token, which may be another client's."""
+    s = Scenario()
+    for id in (1, 2):
+        out = s.client("A", request(id, "tools/call", **{"name": "x", name: {"progressToken": 2}}))
+        out.expect(server=request(id + 1, "tools/call", name="x"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ProgressToken",
+        "PROGRESSTOKEN",
+        "progress\u0054o\u212aen",
+        "io.modelcontextprotocol/LogLevel",
+        "io.modelcontextprotocol/PROTOCOLVERSION",
+        "io.modelcontextprotocol/subscriptionid",
+    ],
+)
+@pytest.mark.parametrize("token", [{}, {"progressToken": "t"}])
+def test_a_member_of_meta_that_looks_like_a_translated_one_is_dropped(name: str, token: Json) -> None:
+    s = Scenario()
+    out = s.client("A", request(1, "x", meta={**token, name: 7, "vendor/own": 1}))
+    sent = {"progressToken": 2} if token else {}
+    out.expect(server=request(2, "x", meta={**sent, "vendor/own": 1}))
+
+
+def test_the_usual_meta_of_a_client_is_no_way_around_the_second_look() -> None:
+    s = Scenario(clients="AB")
+    s.client("A", request(1, "x")).expect(server=request(2, "x"))
+    s.client("A", request(2, "x")).expect(server=request(3, "x"))
+    s.client("A", request(3, "x", _META={"progressToken": 2})).expect(server=request(4, "x"))
+    s.client("A", request(4, "x", meta={"progressToken": 9})).expect(
+        server=request(5, "x", meta={"progressToken": 5})
+    )
+    s.client("B", request(1, "x")).expect(server=request(6, "x"))
+
+
+def test_a_long_meta_is_looked_at_each_time() -> None:
+    s = Scenario()
+    long = {"vendor/own": "x" * 2000}
+    for id in (1, 2):
+        s.client("A", request(id, "x", meta=long)).expect(server=request(id + 1, "x", meta=long))
+
+
+def test_a_notification_carries_nothing_that_looks_like_a_token() -> None:
+    s = Scenario()
+    s.client("A", notification("x/y", _meta={"progresstoken": 2, "a": 1}, REQUESTID=2)).expect(
+        server=notification("x/y", _meta={"a": 1})
+    )
+    s.client("A", request(1, "x"))
+    s.client("A", notification("notifications/cancelled", requestId=1, RequestId=9)).expect(
+        server=notification("notifications/cancelled", requestId=2)
+    )
