@@ -893,7 +893,7 @@ def test_the_usual_meta_of_a_client_is_no_way_around_the_second_look() -> None:
 
 def test_a_long_meta_is_looked_at_each_time() -> None:
     s = Scenario()
-    long = {"vendor/own": "x" * 2000}
+    long: Json = {"vendor/own": "x" * 2000}
     for id in (1, 2):
         s.client("A", request(id, "x", meta=long)).expect(server=request(id + 1, "x", meta=long))
 
