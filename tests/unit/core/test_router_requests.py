@@ -856,8 +856,9 @@ def test_a_log_message_of_a_request_in_time_is_watched_too() -> None:
 def test_a_member_of_params_that_looks_like_a_translated_one_is_dropped(name: str) -> None:
     """Else a server could report to its token, which may be another client's."""
     s = Scenario()
+    members: Json = {"name": "x", name: {"progressToken": 2}}
     for id in (1, 2):
-        out = s.client("A", request(id, "tools/call", **{"name": "x", name: {"progressToken": 2}}))
+        out = s.client("A", request(id, "tools/call", **members))
         out.expect(server=request(id + 1, "tools/call", name="x"))
 
 
