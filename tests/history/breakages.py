@@ -29,6 +29,8 @@ from tests.support.bridge import ROOT
 REQUESTS: Final = 20_000
 """As in the normal test run, in rounds that are judged one by one, so that what is found is found soon."""
 PER_ROUND: Final = 5_000
+PATIENCE: Final = 10.0
+"""Where something is surely broken nobody need wait for long."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ BREAKAGES: Final = (
     ),
     _breakage(
         "1 and the string 1 are one id",
-        "wrongly-cancelled",
+        "wrongly-cancelled no-outcome",
         (
             "core/inflight.py",
             "return (Raw, bytes(id)) if type(id) is Raw else (type(id), id)",
@@ -358,7 +360,9 @@ def broken(breakage: Breakage | None) -> Iterator[Path]:
 def find(breakage: Breakage, seed: int) -> tuple[bool, str]:
     """Run the short profile on a broken copy: whether it was found by what it breaks, and by what."""
     with broken(breakage) as folder:
-        outcome = uvloop.run(run(Profile(seed, REQUESTS, per_round=PER_ROUND, package=folder)))
+        outcome = uvloop.run(
+            run(Profile(seed, REQUESTS, per_round=PER_ROUND, package=folder, patience=PATIENCE))
+        )
     rules = {violation.rule for violation in outcome.violations}
     return bool(rules & breakage.rules), ", ".join(sorted(rules)) or "nothing"
 

@@ -37,7 +37,15 @@ ODDITIES: Final = (
 
 
 class Stuck(asyncio.Event):
-    """Set once a client has waited in vain: then nobody waits any more."""
+    """Set once a client has waited in vain: then nobody waits any more.
+
+    Args:
+        patience: how long each client waits, in seconds.
+    """
+
+    def __init__(self, patience: float = PATIENCE) -> None:
+        super().__init__()
+        self.patience = patience
 
 
 class Client(asyncio.Protocol):
@@ -280,7 +288,7 @@ class Client(asyncio.Protocol):
         else:
             self._write(data)
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._flowing.wait(), PATIENCE)
+            await asyncio.wait_for(self._flowing.wait(), self.stuck.patience)
 
     async def push(self, *lines: bytes) -> None:
         """Write lines, however full the socket is."""
@@ -297,14 +305,14 @@ class Client(asyncio.Protocol):
         """Wait until no more than so many requests are without outcome; False if that was in vain."""
         return await self.until(lambda: len(self.open) + self.errors <= at_most)
 
-    async def until(self, condition: Any, patience: float = PATIENCE) -> bool:
+    async def until(self, condition: Any, patience: float | None = None) -> bool:
         """Wait for a condition that messages make true; False if the connection ends, or in vain."""
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + (self.stuck.patience if patience is None else patience)
         while not condition():
             self.changed.clear()
             left = deadline - time.monotonic()
             if left <= 0 or self.stuck.is_set():
-                if left <= 0 and patience == PATIENCE:
+                if left <= 0 and patience is None:
                     self.stuck.set()
                 return False
             if self.closed.is_set():

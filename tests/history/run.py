@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from tests.history.client import Client, Stuck, connect
+from tests.history.client import PATIENCE, Client, Stuck, connect
 from tests.history.flavours import FLAVOURS, Flavour, opened, prober
 from tests.history.judge import judge
 from tests.history.nemesis import MARK, Nemesis
@@ -65,6 +65,8 @@ class Profile:
     """Only this round."""
     package: Path = ROOT
     """The folder with the `bridge` package to run."""
+    patience: float = PATIENCE
+    """How long a client waits for what it is owed, in seconds."""
 
 
 @dataclass
@@ -181,7 +183,7 @@ class Round:
         self._bridge = bridge
         self._observer = observer
         self._rng = random.Random(f"{profile.seed}/{number}")
-        self._stuck = Stuck()
+        self._stuck = Stuck(profile.patience)
         self._seats = asyncio.Semaphore(TOGETHER)
         self.history = History(number, Rules(), samples=observer.samples)
 
