@@ -479,7 +479,7 @@ class TheEras(RuleBasedStateMachine):
         """It starts, and answers as it should; seldom it does not."""
         seat = pick(self.trials(), n)
         if seat not in self.processes:
-            if how:
+            if how and not self.drained:
                 self.child_starts(self.startable().index(seat))
             else:
                 self.exhaust(seat)
