@@ -57,6 +57,7 @@ LEVELS: Final = {
     NoticeKind.BAD_LINE: logging.WARNING,
     NoticeKind.CLIENT_CUT: logging.WARNING,
     NoticeKind.SERVER_REQUEST: logging.WARNING,
+    NoticeKind.SUBSCRIPTION_LOST: logging.WARNING,
     NoticeKind.AMBIGUOUS_LOG: logging.INFO,
 }
 

@@ -209,8 +209,8 @@ class Downstream:
         if modern is not None and modern.blocked:
             modern = None
         legacy = tables.served.get(LEGACY)
-        if legacy is not None and (legacy.blocked or client.session is None):
-            legacy = None  # (a session is open, since nothing of it waits)
+        if legacy is not None and (legacy.blocked or client.session is None or legacy.tasks is not None):
+            legacy = None  # (a session is open, since nothing of it waits; tasks need a second look)
         touch = tables.outbox.touch
         now = tables.now
         sent = 0
@@ -292,7 +292,7 @@ class Downstream:
                 self._subscriptions.listen(client, message, meta, child)
                 return
             if len(client.inflight) < tables.limits.max_in_flight:
-                self._send(client, child, message, meta)
+                self._pass(client, child, message, id, method, meta, modern)
                 return
         if listen and not self._subscriptions.has_room(client):
             self._subscriptions.refuse_full(client, id)
@@ -322,7 +322,20 @@ class Downstream:
             size += digits - len(memoryview(meta.token))
         return size > self._tables.limits.max_request
 
-    def _send(self, client: Client, child: Child, message: Call, meta: Meta) -> None:
+    def _pass(
+        self, client: Client, child: Child, message: Call, id: Id, method: str, meta: Meta, modern: bool
+    ) -> None:
+        """A request's turn has come: send it, unless it is carried out together with others' or refused."""
+        if modern:
+            self._send(client, child, message, meta)
+        elif not self._legacy.takes(client, child, message, id, method):
+            interest = self._legacy.tasks.interest(child, message, method)
+            entry = self._send(client, child, message, meta)
+            if interest is not None:
+                entry.noted = True
+                child.interests[self._tables.last_id] = interest
+
+    def _send(self, client: Client, child: Child, message: Call, meta: Meta) -> Entry:
         """Book a request, and write it under its upstream id."""
         tables = self._tables
         tables.last_id = upstream_id = tables.last_id + 1
@@ -345,7 +358,7 @@ class Downstream:
         client.inflight[upstream_id] = entry
         child.inflight[upstream_id] = entry
         if meta.log_level is not UNSET:
-            entry.logs = True
+            entry.noted = True
             tables.attention.due = True
             child.loggers[upstream_id] = Logger(client)
         message.id = upstream_id
@@ -353,6 +366,7 @@ class Downstream:
         if tables.limits.request_timeout is not None:
             tables.attention.due = True
         tables.outbox.put(child, message)
+        return entry
 
     # -- notifications ---------------------------------------------------------
 
@@ -362,7 +376,7 @@ class Downstream:
             self._cancelled(client, message)
             return
         if method in ENDS_AT_BRIDGE or tables.stopping:
-            self._legacy.notified(client, method)
+            self._legacy.said(client, method)
             tables.stats.dropped_notifications_up += 1
             return
         era = Era.LEGACY if client.session is not None and _meta_of(message).version is UNSET else Era.MODERN
@@ -427,6 +441,15 @@ class Downstream:
             self._waiting.after(queue)
         self._tables.settle(client)
 
+    def feed_freed(self) -> None:
+        """Requests have ended that waited for the outcome of others: their clients' next ones may go.
+
+        To be called at the end of whatever may have ended some; never in the middle.
+        """
+        freed = self._legacy.desk.freed
+        while freed:
+            self.feed(freed.pop())
+
     def _move(self, queue: Queue, child: Child, quantum: int) -> int:
         """Move a client's waiting lines to a child that takes them; return their bytes.
 
@@ -462,7 +485,7 @@ class Downstream:
             elif item.listen:
                 self._subscriptions.listen(client, message, meta, child)
             else:
-                self._send(client, child, message, meta)
+                self._pass(client, child, message, item.id, item.method, meta, queue.era is MODERN)
         return sent
 
     def _decoded(self, item: Queued) -> Call:
@@ -532,3 +555,4 @@ class Downstream:
             self._subscriptions.leave(holder, LEFT, tables.served.get(Era.MODERN))
         for upstream_id, entry in list(client.inflight.items()):
             tables.abandon(upstream_id, entry, LEFT)
+        self._legacy.left(client)

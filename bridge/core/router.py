@@ -17,6 +17,7 @@ from bridge.core.era import Era, Handshake
 from bridge.core.inflight import Child, Client, Kind
 from bridge.core.legacy import LegacySessions
 from bridge.core.outbox import Key, Output
+from bridge.core.resources import held_bytes
 from bridge.core.seats import Seats
 from bridge.core.stats import Stats
 from bridge.core.subscriptions import Subscriptions
@@ -41,14 +42,14 @@ class Router:
     except where a method says that it may be closed already.
     """
 
-    __slots__ = ("_downstream", "_seats", "_subscriptions", "_tables", "_upstream", "_waiting")
+    __slots__ = ("_downstream", "_legacy", "_seats", "_subscriptions", "_tables", "_upstream", "_waiting")
 
     def __init__(self, limits: Limits, *, salt: bytes, version: str = "0") -> None:
         self._tables = tables = Tables(limits, salt=salt, version=version)
         self._subscriptions = Subscriptions(tables)
         self._waiting = Waiting(tables)
-        self._seats = Seats(tables, self._subscriptions, self._waiting)
-        legacy = LegacySessions(tables)
+        self._legacy = legacy = LegacySessions(tables)
+        self._seats = Seats(tables, self._subscriptions, self._waiting, legacy)
         self._downstream = Downstream(tables, self._subscriptions, self._waiting, self._seats, legacy)
         self._upstream = Upstream(tables, self._subscriptions, self._downstream, self._seats, legacy)
 
@@ -70,8 +71,7 @@ class Router:
     @property
     def in_flight(self) -> int:
         """Requests at the servers, the bridge's own and open subscriptions not counted."""
-        children = self._tables.children.values()
-        return sum(entry.kind is Kind.REQUEST for child in children for entry in child.inflight.values())
+        return sum(len(client.inflight) for client in self._tables.clients.values())
 
     @property
     def ready(self) -> bool:
@@ -93,7 +93,8 @@ class Router:
             return 0
         queued = sum(queue.bytes for queue in client.waiting.values())
         kept = sum(holder.share.size for holder in client.holders.values())
-        return client.framer.buffered + queued + kept
+        subscribed = 0 if client.session is None else held_bytes(client.session)
+        return client.framer.buffered + queued + kept + subscribed
 
     @property
     def buffered_all(self) -> int:
@@ -114,6 +115,8 @@ class Router:
             "lingering": len(tables.lingering),
             "sessions": len(tables.sessions),
             "holders": tables.holders,
+            "resource_holders": self._legacy.resources.holders,
+            "tasks": self._legacy.tasks.count,
             "shares": len(self._subscriptions),
             "in_flight": sum(entry.kind in (Kind.REQUEST, Kind.LISTEN) for entry in entries),
             "child_shares": sum(len(child.shares) for child in children),
@@ -155,6 +158,7 @@ class Router:
             return []
         tables.now = now
         self._downstream.data(client, data)
+        self._downstream.feed_freed()
         return tables.outbox.flush()
 
     def client_eof(self, key: Key, now: float) -> list[Output]:
@@ -169,6 +173,7 @@ class Router:
         tables.now = now
         tables.attention.due = True
         self._downstream.finish(client)
+        self._downstream.feed_freed()
         client.eof_at = now
         tables.lingering[key] = client
         self._downstream.end_listens(client)
@@ -186,6 +191,7 @@ class Router:
         tables.now = now
         client.closing = True
         self._downstream.leave(client)
+        self._downstream.feed_freed()
         return tables.outbox.flush()
 
     # -- the server --------------------------------------------------------------
@@ -215,6 +221,7 @@ class Router:
             return []
         tables.now = now
         self._upstream.data(child, data)
+        self._downstream.feed_freed()
         return tables.outbox.flush()
 
     def server_blocked(self, key: Key) -> None:
@@ -241,7 +248,10 @@ class Router:
         era = child.handshake.era
         if era is not None:
             self._waiting.resume(era)
+        if era is Era.LEGACY:
+            self._legacy.writable()
         more = self._downstream.pump(child, room)
+        self._downstream.feed_freed()
         return tables.outbox.flush(), more
 
     def server_closed(self, key: Key, now: float, *, exited: bool = True) -> list[Output]:
@@ -283,9 +293,11 @@ class Router:
                 tables.settle(entry.client)
         child.inflight.clear()
         self._subscriptions.child_closed(child)
+        self._legacy.closed(child, exited=True)
         if era is not None:
             self._waiting.resume(era)
         self._seats.closed(seat, child, exited=exited)
+        self._downstream.feed_freed()
         return tables.outbox.flush()
 
     def server_exhausted(self, seat: int, now: float) -> list[Output]:
@@ -318,6 +330,7 @@ class Router:
         for era in Era:
             if tables.waiting[era]:
                 self._waiting.expire(era, self._seats.seat_serving(era))
+        self._legacy.expire(self._seats.seat_serving(Era.LEGACY))
         linger = tables.limits.linger
         for client in list(tables.lingering.values()):
             if client.eof_at is not None and now - client.eof_at >= linger:
@@ -328,6 +341,7 @@ class Router:
                 if logger.client is None and now >= logger.until:
                     del child.loggers[upstream_id]
             self._time_out(child)
+        self._downstream.feed_freed()
         return tables.outbox.flush()
 
     def _time_out(self, child: Child) -> None:
@@ -336,7 +350,10 @@ class Router:
         if timeout is None:
             return
         for upstream_id, entry in list(child.inflight.items()):
-            if entry.kind is Kind.REQUEST and entry.client is not None and entry.id is not None:
+            if entry.kind is Kind.QUESTION and tables.now - entry.sent_at >= timeout:
+                tables.abandon(upstream_id, entry, {"reason": Raw(b'"request timeout"')})
+                self._legacy.late(entry)
+            elif entry.kind is Kind.REQUEST and entry.client is not None and entry.id is not None:
                 if tables.now - entry.sent_at < timeout:
                     break  # the table is in the order of sending
                 client = entry.client
@@ -368,6 +385,8 @@ class Router:
                     queue, jsonrpc.SHUTTING_DOWN, "the bridge is shutting down", "shutting_down"
                 )
         self._subscriptions.shut_down(tables.served.get(Era.MODERN))
+        self._legacy.drain()
+        self._downstream.feed_freed()
 
     def stop(self, now: float) -> list[Output]:
         """The time is up: what is at the servers is given up, and every client is closed."""

@@ -29,6 +29,7 @@ from bridge.core.era import (
 )
 from bridge.core.inflight import Child, Client, Entry, Kind
 from bridge.core.jsonrpc import ERA_NOT_SERVED, METHOD_NOT_FOUND, Id, Message, encoder, notification_line
+from bridge.core.legacy import LegacySessions
 from bridge.core.subscriptions import Subscriptions
 from bridge.core.tables import NOBODY, EraRefusal, NoticeKind, Seat, Tables
 from bridge.core.waiting import Waiting
@@ -47,10 +48,13 @@ NEEDS: Final = {Era.MODERN: Event.NEED_MODERN, Era.LEGACY: Event.NEED_LEGACY}
 class Seats:
     """Speaks to children first, and says which of them serves whom."""
 
-    __slots__ = ("_subscriptions", "_tables", "_waiting")
+    __slots__ = ("_legacy", "_subscriptions", "_tables", "_waiting")
 
-    def __init__(self, tables: Tables, subscriptions: Subscriptions, waiting: Waiting) -> None:
+    def __init__(
+        self, tables: Tables, subscriptions: Subscriptions, waiting: Waiting, legacy: LegacySessions
+    ) -> None:
         self._tables = tables
+        self._legacy = legacy
         self._subscriptions = subscriptions
         self._waiting = waiting
         decided = tables.limits.era
@@ -73,6 +77,8 @@ class Seats:
         """Whether anybody needs an era's server: a request, a subscription, a session."""
         tables = self._tables
         if era is Era.MODERN and len(self._subscriptions):
+            return True
+        if era is Era.LEGACY and self._legacy.wanted:
             return True
         return any(queue.has_requests for queue in tables.waiting[era].values())
 
@@ -278,6 +284,8 @@ class Seats:
         tables.note(NoticeKind.READY, child.key, era.value.encode(), seat.number)
         if era is Era.MODERN:
             self._subscriptions.open_again(child)
+        else:
+            self._legacy.opened(child)
         self._reconsider()
 
     def _turned_down(self, seat: Seat, child: Child, era: Era, verdict: Verdict) -> None:
