@@ -16,13 +16,17 @@
 | `core/router.py` | the core's one entrance: a method for each thing that can happen |
 | `core/tables.py`, `core/outbox.py`, `core/stats.py` | the state; the way out; the counters |
 | `core/restart.py` | when a server is started, again, or given up |
-| `listener.py`, `socket_file.py`, `hangup.py` | listening sockets; hang-ups told from half-closes |
+| `acceptor.py` | all listeners of a bridge, from binding to closing |
+| `listener.py`, `socket_file.py`, `activation.py` | listening sockets: a path's, TCP's, systemd's |
+| `peers.py`, `hangup.py` | who may connect; hang-ups told from half-closes |
 | `client.py` | one connection |
 | `child.py`, `process.py`, `pipes.py`, `guard.py` | the server process; nothing of it is left behind |
 | `supervisor.py` | carries out what the restart policy decides |
 | `hub.py` | joins all of these; the running bridge |
+| `lifecycle.py`, `signals.py` | when it ends: signals, the service manager, being PID 1 |
+| `notify.py`, `watchdog.py`, `reaper.py` | what systemd is told; a loop that hangs; orphans |
 | `logs.py`, `admin.py`, `tuning.py` | logs that never block; health; what is asked of the system |
-| `cli.py`, `config.py`, `address.py`, `errors.py` | the command line, settings, addresses, errors |
+| `cli.py`, `options.py`, `config.py`, `address.py`, `errors.py` | command line, settings, addresses, errors |
 | `connect.py`, `demo*.py` | the other commands |
 
 Imports point one way: cli -> hub -> shells -> core. This module imports nothing, so that

@@ -118,7 +118,7 @@ class Acceptor:
             elif listener not in self._missing:  # once is enough: nothing will mend it but a restart
                 self._missing.add(listener)
                 _log.warning(
-                    "%s was deleted or replaced: nobody can connect there; restart the bridge",
+                    "%s was deleted, moved or replaced: nobody can connect there; restart the bridge",
                     listener.address,
                 )
         self._timer = self._loop.call_later(PATH_CHECK, self._check_paths)

@@ -101,9 +101,12 @@ class Inherited:
             raise ConfigError(f"{where} is not a socket: use ListenStream=") from error
         try:
             real = _address_of(sock, where)
-            if peers.restricted and real.kind == "unix" and not can_tell_peers():
+            if not can_tell_peers() and (
+                real.kind == "abstract" or (peers.restricted and real.kind == "unix")
+            ):
                 raise ConfigError(
-                    "this system does not tell who connects: --allow-uid and --allow-gid need Linux"
+                    f"{where}: this system does not tell who connects; abstract sockets, --allow-uid and "
+                    "--allow-gid need Linux"
                 )
             if real.kind == "tcp" and not insecure and not is_loopback_host(real.host):
                 raise ConfigError(

@@ -141,7 +141,7 @@ class Hub:
         try:
             await self._open()
             life.ready()
-            self._supervisor(0).start()
+            self._supervisor(self._router.seats[0]).start()
             code = await life.over
             life.notifier.status("stopping")
             await self._drain(code)
@@ -158,6 +158,7 @@ class Hub:
                 self._settings,
                 self,
                 seat,
+                first=self._router.is_first(seat),
                 guard=self._guard,
                 hangups=self.hangups,
                 relay=self._relay,
@@ -184,8 +185,29 @@ class Hub:
         return ClientConnection(self, listener, self._settings.client_buffer)
 
     def _replace_servers(self) -> None:
-        _log.warning("SIGHUP is ignored: this version cannot replace the server")
+        if not self._supervisors:
+            return  # nothing has been started yet: what will be is new
+        _log.info("SIGHUP: replacing the server")
+        self._deliver(self._router.replace_servers(self._clock()))
+
+    def _replaced(self, why_not: str) -> None:
+        """A replacement has ended: who serves no more is started no more."""
+        if why_not:
+            _log.error("the server was not replaced, the old one goes on: %s", printable(why_not))
+        else:
+            _log.info("the server was replaced")
+        for seat in self._supervisors:
+            if seat not in self._router.seats:
+                self._supervisors[seat].dismiss()
+        self._tidy()
         self._life.replaced()
+
+    def _tidy(self) -> None:
+        """Forget the supervisors of old processes that are gone."""
+        kept = self._router.seats
+        for seat, supervisor in list(self._supervisors.items()):
+            if seat not in kept and supervisor.idle and not self._router.is_new(seat):
+                del self._supervisors[seat]
 
     async def _drain(self, code: int) -> None:
         """Let what is at the server finish, if there is a server and nobody is in a hurry."""
@@ -220,11 +242,12 @@ class Hub:
         """Whether clients are served, and how the server stands."""
         from bridge.admin import Health
 
-        state = "stopping" if self._stopping else self._supervisor(0).state
+        first = self._router.seats[0]
+        state = "stopping" if self._stopping else self._supervisor(first).state
         # A server that ended in order is started for the first request; one that nobody
         # has needed yet is spoken to then.
         waits_for_need = state == "idle" or (
-            self._settings.limits.era is None and 0 in self._children and not self._router.needed()
+            self._settings.limits.era is None and first in self._children and not self._router.needed(first)
         )
         return Health(ready=not self._stopping and (self._router.ready or waits_for_need), state=state)
 
@@ -281,6 +304,8 @@ class Hub:
         self._deliver(self._router.server_opened(port.key, self._clock(), seat))
         if child.ending:
             self._router.server_blocked(port.key)
+        if seat not in self._router.seats and not self._router.is_new(seat):
+            self._supervisors[seat].replace(retire=True)  # it came too late for a replacement that failed
 
     def server_data(self, seat: int, data: bytes) -> None:
         port = self._children[seat]
@@ -307,6 +332,8 @@ class Hub:
         self._deliver(self._router.server_closed(port.key, self._clock(), exited=exited))
         del self._ports[port.key]
         del self._children[seat]
+        if seat not in self._router.seats:
+            self._loop.call_soon(self._tidy)
         if not self._stopping and not self._children:
             self._life.notifier.status(f"serving; the server ended ({child.describe_status()})")
 
@@ -317,7 +344,13 @@ class Hub:
         return self._router.replaced(seat)
 
     def server_is_sole(self, seat: int) -> bool:
-        return len(self._supervisors) == 1 or not self._ever_ready
+        kept = self._router.seats
+        if seat not in kept:
+            return False
+        return not self._ever_ready or sum(number in self._supervisors for number in kept) == 1
+
+    def server_is_trial(self, seat: int) -> bool:
+        return self._router.is_new(seat)
 
     def server_exhausted(self, seat: int) -> None:
         self._deliver(self._router.server_exhausted(seat, self._clock()))
@@ -387,6 +420,8 @@ class Hub:
                 self._ever_ready = True
                 _log.info("the server is ready, in the %s era", notice.detail.decode())
                 self._pump(self._children[seat])
+            elif kind is NoticeKind.SWAPPED or kind is NoticeKind.SWAP_FAILED:
+                self._replaced(notice.detail.decode())
             elif kind is NoticeKind.REPLACE_CHILD or kind is NoticeKind.RETIRE_CHILD:
                 self._supervisors[seat].replace(retire=kind is NoticeKind.RETIRE_CHILD)
             else:

@@ -8,7 +8,7 @@ Owns when the bridge ends and with which exit code. How it ends, in which order 
 | SIGTERM, SIGINT | `over` is set to 0: a stop in order; the second one sets `hurried`: no more waiting |
 | SIGQUIT | the stacks of all threads and tasks go to the log; `over` is set to 1, `hurried` |
 | SIGHUP | the servers are replaced: `replace` is called |
-| SIGCHLD | as PID 1 only: orphans are reaped |
+| SIGCHLD | as PID 1 only: orphans are reaped, see `bridge.reaper` |
 """
 
 from __future__ import annotations

@@ -58,9 +58,10 @@ class Listener:
     def in_place(self) -> bool:
         """Whether the path still leads to this socket; True for what has no path.
 
-        False means that somebody deleted or replaced the file: new clients do not get here. Costs one `stat`.
+        False means that somebody deleted or replaced the file, or moved a directory above it: new clients do
+        not get here. Costs one `stat`.
         """
-        return self._file is None or self._file.is_ours()
+        return self._file is None or self._file.is_at(self.address.path)
 
     def close(self) -> None:
         """Stop listening. Remove the path if device and inode are still those of this socket.

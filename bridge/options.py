@@ -42,7 +42,8 @@ EPILOG = """\
 SIZE is in bytes, or with KiB, MiB, GiB. SECONDS may have a fraction.
 
 signals: TERM or INT stops in order (a second one skips --drain), QUIT writes
-the stacks to stderr and stops at once.
+the stacks to stderr and stops at once. HUP replaces the server and loses no
+request: a new one takes over once it is ready; if that fails the old one stays.
 exit status: 0 stopped as asked; 1 failed (address in use, server given up);
 2 wrong usage; 126, 127 the command cannot be run, is not found."""
 
@@ -74,6 +75,7 @@ def parse(argv: list[str]) -> Settings:
         probe_timeout=given.probe_timeout,
         start_timeout=given.start_timeout,
         linger=given.linger,
+        swap_drain=given.swap_drain,
         request_timeout=given.request_timeout,
         broadcast_logs=given.ambiguous_logs == "broadcast",
         era=None if given.era == "auto" else Era(given.era),
@@ -292,6 +294,14 @@ def _parser() -> argparse.ArgumentParser:
         _seconds,
         1.0,
         "1",
+    )
+    group.value(
+        "--swap-drain",
+        "SECONDS",
+        "at a SIGHUP, the old server may go on answering so long",
+        _seconds,
+        limits.swap_drain,
+        "600",
     )
 
     group = _Group(parser, "logs, which go to stderr")

@@ -42,17 +42,26 @@ class Reaper:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._later: asyncio.TimerHandle | None = None
-        loop.add_signal_handler(signal.SIGCHLD, self.reap)
+        self._called = False
+        # Not the loop's own way: uvloop keeps this signal to itself. It wakes up for it all the same.
+        signal.signal(signal.SIGCHLD, self._child_ended)
         self.reap()  # what died before
 
     def close(self) -> None:
         """Reap no more."""
-        self._loop.remove_signal_handler(signal.SIGCHLD)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         if self._later is not None:
             self._later.cancel()
 
+    def _child_ended(self, number: int, frame: object) -> None:
+        # Between any two instructions of the main thread: not the moment to do anything.
+        if not self._called:
+            self._called = True
+            self._loop.call_soon_threadsafe(self.reap)
+
     def reap(self) -> None:
         """Wait for every orphan that has ended; the bridge's own children are left alone."""
+        self._called = False
         if self._later is not None:
             self._later.cancel()
             self._later = None

@@ -17,9 +17,13 @@ def exit_on_early_signals() -> None:
 
     The system's own way would be a death by signal, a traceback (SIGINT), or nothing at all: as PID 1 of a
     container a process does not get signals it has no handler for, and a stop would wait for the SIGKILL.
+
+    SIGHUP is to replace the server, and there is none yet: it must not end the bridge.
     """
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _exit)
+    # A handler and not SIG_IGN, which every process that is started meanwhile would inherit.
+    signal.signal(signal.SIGHUP, _nothing)
 
 
 def block_signals() -> None:
@@ -33,3 +37,7 @@ def block_signals() -> None:
 
 def _exit(number: int, frame: object) -> NoReturn:
     os._exit(0)
+
+
+def _nothing(number: int, frame: object) -> None:
+    """Go on."""

@@ -140,6 +140,16 @@ class SocketFile:
             return False
         return found is not None and (found.st_dev, found.st_ino) == self._identity
 
+    def is_at(self, path: str) -> bool:
+        """Whether this path, from the root or the working directory, leads to it: there clients look."""
+        try:
+            found = os.lstat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:
+            return self.is_ours()  # a directory above that we may not pass (any more), but clients may
+        return (found.st_dev, found.st_ino) == self._identity
+
     def remove(self) -> None:
         """Unlink the name if it is still ours, and forget everything. Never raises."""
         # Under the lock, or another bridge could move its socket there between the look and the unlink. If

@@ -53,6 +53,9 @@ class ServerOwner(Protocol):
     def server_is_sole(self, seat: int) -> bool:
         """Whether the bridge has no use without it."""
 
+    def server_is_trial(self, seat: int) -> bool:
+        """Whether it is to replace another, and has this one start to do so."""
+
     def server_exhausted(self, seat: int) -> None:
         """It cannot be kept alive, and the bridge goes on without it for a while."""
 
@@ -65,6 +68,7 @@ class Supervisor:
 
     Args:
         seat: which of the bridge's server processes it is.
+        first: it may be asked for either era; a further one is there for its own alone.
         descriptor_limit: what the server is started with; see `tuning.raise_descriptor_limit`.
     """
 
@@ -74,6 +78,7 @@ class Supervisor:
         owner: ServerOwner,
         seat: int,
         *,
+        first: bool,
         guard: Guard | None,
         hangups: HangupWatch,
         relay: StderrRelay,
@@ -82,6 +87,7 @@ class Supervisor:
         self._settings = settings
         self._owner = owner
         self._seat = seat
+        self._first = first
         self._guard = guard
         self._hangups = hangups
         self._relay = relay
@@ -116,6 +122,17 @@ class Supervisor:
             self._retiring = retire
             self._ending = self._loop.create_task(self.child.stop(self._settings.stop_grace))
 
+    def dismiss(self) -> None:
+        """Start it no more; what runs may go on until `replace` or `stop`."""
+        self._policy.stopping()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    @property
+    def idle(self) -> bool:
+        """Whether no process runs, and none is being started."""
+        return self.child is None and self._spawning is None
+
     def spoke(self) -> None:
         """A valid message has come from the server."""
         self._policy.spoke(self._loop.time())
@@ -123,9 +140,7 @@ class Supervisor:
     async def stop(self, grace: float) -> None:
         """Start it no more, and end it if it runs; see `Child.stop`."""
         self._stopping = True
-        self._policy.stopping()
-        if self._timer is not None:
-            self._timer.cancel()
+        self.dismiss()
         if self._spawning is not None:
             # The spawn is awaited, not cancelled: what it started must be ended in order.
             await asyncio.wait([self._spawning])
@@ -159,8 +174,7 @@ class Supervisor:
         owner, seat = self._owner, self._seat
         owner.server_ended(seat, child)
         replaced = owner.server_replaced(seat)
-        # The first process may be asked for the other era; a further one is there for its own alone.
-        retired = self._retiring or (replaced and seat != 0)
+        retired = self._retiring or (replaced and not self._first)
         self._retiring = False
         if not self._stopping:
             level = logging.INFO if child.status == 0 or replaced else logging.WARNING
@@ -181,6 +195,8 @@ class Supervisor:
     def _follow(self, decision: Decision, ended: Child | None = None) -> None:
         if decision.action is Action.START:
             self._spawning = self._loop.create_task(self._spawn())
+        elif decision.action is Action.WAIT and self._owner.server_is_trial(self._seat):
+            self._owner.server_exhausted(self._seat)
         elif decision.action is Action.WAIT:
             assert decision.at is not None
             if decision.at != self._announced:  # every request that waits asks anew

@@ -19,6 +19,7 @@ run either. systemd's watchdog can: the loop itself feeds it, and so no longer d
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sys
 import threading
@@ -97,19 +98,20 @@ class ThreadTimes:
         if self._clock is not None:
             self._busy = time.clock_gettime(self._clock)
         busy = self._busy - busy_before
-        runnable = False
-        try:
-            with open(f"{self._folder}/schedstat") as file:
-                self._queued = int(file.read().split()[1]) / 1e9
-            with open(f"{self._folder}/stat") as file:
-                runnable = file.read().rpartition(")")[2].split()[0] == "R"
-        except (OSError, ValueError, IndexError):
-            return busy, 0.0
+        with contextlib.suppress(OSError, ValueError, IndexError), open(f"{self._folder}/schedstat") as file:
+            self._queued = int(file.read().split()[1]) / 1e9
         queued = self._queued - queued_before
-        if runnable and busy + queued < passed / 2:
+        if busy + queued < passed / 2 and self._runnable():
             # A wait for a processor is booked when it ends; this one goes on.
             queued = passed - busy
         return busy, queued
+
+    def _runnable(self) -> bool:
+        try:
+            with open(f"{self._folder}/stat") as file:
+                return file.read().rpartition(")")[2].split()[0] == "R"
+        except (OSError, IndexError):
+            return False
 
 
 class LoopWatchdog:

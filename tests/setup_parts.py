@@ -114,7 +114,10 @@ def install_node_parts() -> None:
         # The lock has the hash of each package, so a copy in the cache is as good as a fresh one.
         options = ["--ignore-scripts", "--prefer-offline", "--no-audit", "--no-fund", "--loglevel=error"]
         path = os.pathsep.join([str(home / "bin"), os.environ.get("PATH", os.defpath)])
-        run([home / "bin" / "node", npm, "ci", *options], cwd=NODE_PARTS, env={**os.environ, "PATH": path})
+        # Node.js brings certificates of its own; here it is to trust whom the machine trusts, as pip does.
+        trust = " ".join(filter(None, [os.environ.get("NODE_OPTIONS"), "--use-system-ca"]))
+        environment = {**os.environ, "PATH": path, "NODE_OPTIONS": trust}
+        run([home / "bin" / "node", npm, "ci", *options], cwd=NODE_PARTS, env=environment)
         step.done()
 
 

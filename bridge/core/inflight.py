@@ -231,6 +231,7 @@ class Child(Lane):
         "inflight",
         "interests",
         "loggers",
+        "muted",
         "opened_at",
         "overlong_head",
         "pumping",
@@ -262,6 +263,8 @@ class Child(Lane):
         """Its stdin takes no more for now."""
         self.pumping = False
         """Lines that waited are being moved in turns: nobody moves its own past the others."""
+        self.muted = False
+        """It does not serve, yet or any more: only what belongs to a request it was sent reaches anybody."""
         self.asked = False
         """It has sent a request, and that was logged."""
         self.overlong_head = b""

@@ -138,8 +138,8 @@ _LONE_SURROGATE: Final = re.compile(
 # A line of this length holds no `id` of over 1 KiB, and nesting of 128 levels at most.
 _SHORT: Final = 256
 
-# Up to this length counting all brackets is cheaper than looking for the first few.
-_COUNTED: Final = 1024
+# Up to this length counting all brackets is cheaper than looking for the first few in each line.
+_COUNTED: Final = 4096
 
 # What of a line decides how deep it nests, and what each bracket adds to the depth.
 _BESIDE: Final = bytes(set(range(256)) - set(b'[]{}"'))
@@ -269,21 +269,16 @@ class Codec:
         find = block.find
         if len(messages) == 1 and size <= short:
             return find(b"\n") == size - 1
-        begin = 0
         max_depth = self._max_depth
+        if max_depth and size <= _COUNTED and block.count(b"{") + block.count(b"[") <= max_depth:
+            max_depth = 0  # not even all of them together could nest too deeply
+        begin = 0
         for message in messages:
             end = find(b"\n", begin)
             if end < 1 or block[begin] != 0x7B or block[end - 1] != 0x7D:
                 return False
             if end - begin > short:
-                if (
-                    max_depth
-                    and (
-                        end - begin > _COUNTED
-                        or block.count(b"{", begin, end) + block.count(b"[", begin, end) > max_depth
-                    )
-                    and too_deep(block, begin, end, max_depth)
-                ):
+                if max_depth and too_deep(block, begin, end, max_depth):
                     return False
                 id = message.id
                 if id is not UNSET and _is_long(id):

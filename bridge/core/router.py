@@ -62,11 +62,29 @@ class Router:
 
     def needed(self, seat: int = 0) -> bool:
         """Whether anybody waits for the server process of a seat: a request, a listen, a subscription."""
-        return self._seats.seat_wanted(self._tables.seats[seat])
+        found = self._tables.seat(seat)
+        return found is not None and self._seats.seat_wanted(found)
 
     def replaced(self, seat: int = 0) -> bool:
         """Whether the bridge itself is the reason why the last process of a seat ended: no failure."""
-        return self._tables.seats[seat].replaced
+        found = self._tables.seat(seat)
+        return found is None or found.replaced
+
+    @property
+    def seats(self) -> tuple[int, int]:
+        """The numbers of the seats whose processes serve, or are to serve; the first process's first."""
+        first, second = self._tables.seats
+        return first.number, second.number
+
+    def is_first(self, seat: int) -> bool:
+        """Whether a seat's process may be asked for either era."""
+        found = self._tables.seat(seat)
+        return found is not None and found.first
+
+    def is_new(self, seat: int) -> bool:
+        """Whether a seat's process is to replace another, and may do so only once."""
+        found = self._tables.seat(seat)
+        return found is not None and self._seats.swaps.is_new(found)
 
     @property
     def in_flight(self) -> int:
@@ -210,7 +228,9 @@ class Router:
         handshake = Handshake(version=tables.version, decided=tables.limits.era)
         child = Child(key, seat, handshake, max_line=tables.limits.max_message, now=now)
         tables.children[key] = child
-        self._seats.opened(tables.seats[seat], child)
+        found = tables.seat(seat)
+        if found is not None:
+            self._seats.opened(found, child)
         return tables.outbox.flush()
 
     def server_data(self, key: Key, data: bytes, now: float) -> list[Output]:
@@ -274,7 +294,7 @@ class Router:
         del tables.children[key]
         child.closing = True
         era = child.handshake.era
-        seat = tables.seats[child.seat]
+        seat = tables.seat(child.seat)
         if era is not None and tables.served.get(era) is child:
             del tables.served[era]
         self._upstream.finish(child)
@@ -296,14 +316,27 @@ class Router:
         self._legacy.closed(child, exited=True)
         if era is not None:
             self._waiting.resume(era)
-        self._seats.closed(seat, child, exited=exited)
+        if seat is not None:
+            self._seats.closed(seat, child, exited=exited)
         self._downstream.feed_freed()
         return tables.outbox.flush()
 
     def server_exhausted(self, seat: int, now: float) -> list[Output]:
         """The process of a seat cannot be kept alive, and the bridge goes on without it for a while."""
         self._tables.now = now
-        self._seats.exhausted(self._tables.seats[seat])
+        found = self._tables.seat(seat)
+        if found is not None:
+            self._seats.exhausted(found)
+        return self._tables.outbox.flush()
+
+    def replace_servers(self, now: float) -> list[Output]:
+        """Start a new process for each era that is served; once all are ready, they are the servers.
+
+        The old ones then answer what they were sent, and are stopped. Ends with a notice:
+        SWAPPED or SWAP_FAILED. While one replacement is under way, one more is remembered.
+        """
+        self._tables.now = now
+        self._seats.swaps.begin()
         return self._tables.outbox.flush()
 
     # -- time --------------------------------------------------------------------
@@ -312,7 +345,8 @@ class Router:
     def needs_tick(self) -> bool:
         """Whether `tick` has anything to watch."""
         tables = self._tables
-        if tables.lingering:
+        swaps = self._seats.swaps
+        if tables.lingering or swaps.retiring or swaps.current is not None:
             return True
         for era in Era:
             if era not in tables.served and (tables.waiting[era] or self._seats.wanted(era)):
@@ -335,6 +369,7 @@ class Router:
         for client in list(tables.lingering.values()):
             if client.eof_at is not None and now - client.eof_at >= linger:
                 self._downstream.cut(client, b"it stopped sending, and its answers did not come in time")
+        self._seats.swaps.settle()
         for child in list(tables.children.values()):
             self._seats.tick(child)
             for upstream_id, logger in list(child.loggers.items()):

@@ -31,6 +31,7 @@ from bridge.core.inflight import Child, Client, Entry, Kind
 from bridge.core.jsonrpc import ERA_NOT_SERVED, METHOD_NOT_FOUND, Id, Message, encoder, notification_line
 from bridge.core.legacy import LegacySessions
 from bridge.core.subscriptions import Subscriptions
+from bridge.core.swap import REPLACED, Swaps
 from bridge.core.tables import NOBODY, EraRefusal, NoticeKind, Seat, Tables
 from bridge.core.waiting import Waiting
 
@@ -48,7 +49,7 @@ NEEDS: Final = {Era.MODERN: Event.NEED_MODERN, Era.LEGACY: Event.NEED_LEGACY}
 class Seats:
     """Speaks to children first, and says which of them serves whom."""
 
-    __slots__ = ("_legacy", "_subscriptions", "_tables", "_waiting")
+    __slots__ = ("_legacy", "_subscriptions", "_tables", "_waiting", "swaps")
 
     def __init__(
         self, tables: Tables, subscriptions: Subscriptions, waiting: Waiting, legacy: LegacySessions
@@ -57,9 +58,9 @@ class Seats:
         self._legacy = legacy
         self._subscriptions = subscriptions
         self._waiting = waiting
+        self.swaps = Swaps(tables)
         decided = tables.limits.era
         if decided is not None:
-            tables.seats[0].era = decided
             why = f"the bridge was started with --era {decided.value}"
             tables.refusals[decided.other] = EraRefusal(why)
 
@@ -149,6 +150,14 @@ class Seats:
         seat.child = child
         seat.replaced = False
         era = seat.era
+        swap = self.swaps.current
+        if swap is not None and seat in swap.seats:
+            child.muted = True
+            if swap.eras:
+                assert era is not None
+                self._speak(seat, child, era)
+                return
+            self._swap()  # nobody is served: that it runs is all there is to wait for
         decided = tables.limits.era
         if decided is not None:
             if self.refusal(decided) is None:
@@ -168,6 +177,12 @@ class Seats:
         tables = self._tables
         phase = child.handshake.phase
         seat.child = None
+        if self.swaps.is_new(seat):
+            self.swaps.fail("the new process ended before it was ready")
+            return
+        if seat not in tables.seats:
+            self.swaps.settle()
+            return
         era = child.handshake.era
         if era is not None:
             seat.down_since = tables.now
@@ -182,6 +197,9 @@ class Seats:
 
     def exhausted(self, seat: Seat) -> None:
         """The process of a seat cannot be kept alive: its era is refused for a while."""
+        if self.swaps.is_new(seat):
+            self.swaps.fail("the new process cannot be started")
+            return
         until = self._tables.now + REMEMBERED_S
         for era in Era:
             if self._seat_of(era) is seat:
@@ -193,9 +211,9 @@ class Seats:
         Args:
             message: the response; None if it could not be read.
         """
-        if child.closing:  # these were its last words
+        seat = self._tables.seat(child.seat)
+        if child.closing or seat is None or self.swaps.is_over(seat):  # these were its last words
             return
-        seat = self._tables.seats[child.seat]
         if entry.kind is Kind.PROBE:
             verdict = read_probe(message, self._tables.codec_up)
             if verdict.spoken:
@@ -213,24 +231,29 @@ class Seats:
         """Look whether a child has been silent for too long."""
         handshake = child.handshake
         tables = self._tables
+        seat = tables.seat(child.seat)
+        if seat is None or self.swaps.is_over(seat):
+            return
         if handshake.phase in (Phase.LATE, Phase.OVERTAKING):
             # It may be starting still, as long as it has not written a byte.
             old = tables.now >= child.opened_at + tables.limits.start_timeout
-            if (child.wrote or old) and self.wanted(Era.MODERN):
-                self._refuse_silent(Era.MODERN)
+            if (child.wrote or old) and (self.swaps.is_new(seat) or self.wanted(Era.MODERN)):
+                self._refuse_silent(seat, Era.MODERN)
         if handshake.deadline is None or tables.now < handshake.deadline:
             return
         handshake.deadline = None
-        seat = tables.seats[child.seat]
         if handshake.phase is Phase.PROBING:
             self._carry_out(seat, child, handshake.happen(Event.PROBE_EXPIRED), None)
         elif handshake.phase is Phase.YIELDING:
             # It speaks modern, and no `initialize` was answered on it.
             self._carry_out(seat, child, handshake.happen(Event.REFUSED), None)
         else:
-            self._refuse_silent(Era.LEGACY)
+            self._refuse_silent(seat, Era.LEGACY)
 
-    def _refuse_silent(self, era: Era) -> None:
+    def _refuse_silent(self, seat: Seat, era: Era) -> None:
+        if self.swaps.is_new(seat):
+            self.swaps.fail("the new process did not answer in time")
+            return
         self._refuse(era, EraRefusal("the server did not answer in time", self._tables.now + REMEMBERED_S))
 
     def _carry_out(
@@ -251,7 +274,7 @@ class Seats:
             self._open(seat, child, Era.MODERN)
         elif action is Action.OPEN_LEGACY:
             assert isinstance(said, Greeting)
-            self._greeted(child, said)
+            self._greeted(seat, child, said)
             self._open(seat, child, Era.LEGACY)
         else:
             era = Era.MODERN if action is Action.REFUSE_MODERN else Era.LEGACY
@@ -266,17 +289,29 @@ class Seats:
         question = handshake.probe if kind is Kind.PROBE else handshake.initialize
         tables.outbox.put(child, question(upstream_id))
 
-    def _greeted(self, child: Child, greeting: Greeting) -> None:
-        """A legacy session is open: clients that know another one must begin anew."""
+    def _greeted(self, seat: Seat, child: Child, greeting: Greeting) -> None:
+        """A legacy session is open."""
+        self._tables.outbox.put(child, notification_line("notifications/initialized", {}))
+        if self.swaps.is_new(seat):
+            assert self.swaps.current is not None
+            self.swaps.current.greeting = greeting
+        else:
+            self._take(greeting)
+
+    def _take(self, greeting: Greeting) -> None:
+        """Greet clients with this from now on; those that know another session must begin anew."""
         tables = self._tables
         before, tables.greeting = tables.greeting, greeting
-        tables.outbox.put(child, notification_line("notifications/initialized", {}))
         if before is not None and not greeting.same_session(before):
             tables.stale_sessions = True
 
     def _open(self, seat: Seat, child: Child, era: Era) -> None:
         """A child may be sent an era's requests: first what clients hold, then what waits."""
         tables = self._tables
+        if self.swaps.is_new(seat):
+            if self.swaps.ready(seat, child, era):
+                self._swap()
+            return
         seat.era = era
         seat.proven = True
         tables.served[era] = child
@@ -288,16 +323,35 @@ class Seats:
             self._legacy.opened(child)
         self._reconsider()
 
+    def _swap(self) -> None:
+        """All new processes are ready: have them serve from now on."""
+        swap = self.swaps.current
+        assert swap is not None
+        for old in self.swaps.commit():
+            self._subscriptions.move(old, REPLACED)
+            self._legacy.closed(old, exited=False)
+        if swap.greeting is not None:
+            self._take(swap.greeting)
+        for seat in swap.seats:
+            if seat.child is not None:
+                seat.child.muted = False
+        for era, (seat, child) in swap.ready.items():
+            self._open(seat, child, era)
+        self.swaps.committed()
+
     def _turned_down(self, seat: Seat, child: Child, era: Era, verdict: Verdict) -> None:
         """A server has refused an era."""
         tables = self._tables
+        if self.swaps.is_new(seat):
+            self.swaps.fail(f"the new process refused {NAMES[era]}")
+            return
         until = None if verdict.lasting else tables.now + REMEMBERED_S
         refusal = EraRefusal("the server refused it", until, verdict.error)
-        if era is Era.LEGACY or seat.number != 0:
+        if era is Era.LEGACY or not seat.first:
             # It is of no use as it is. The first seat's process may serve the other era anew.
-            self._stop(seat, NoticeKind.REPLACE_CHILD if seat.number == 0 else NoticeKind.RETIRE_CHILD)
+            self._stop(seat, NoticeKind.REPLACE_CHILD if seat.first else NoticeKind.RETIRE_CHILD)
         seat.proven = False
-        if seat.number == 0:
+        if seat.first:
             seat.era = None
         self._refuse(era, refusal)
         self._reconsider()

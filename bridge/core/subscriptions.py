@@ -268,6 +268,14 @@ class Subscriptions:
         for share in list(self._all.values()):
             self._open(share, child)
 
+    def move(self, old: Child, rest: Members) -> None:
+        """A child is replaced: what it serves is cancelled there, and waits for `open_again`."""
+        for upstream_id, share in list(old.shares.items()):
+            share.upstream_id = None
+            share.state = State.REOPENING if share.grant is not None else State.OPENING
+            self._tables.abandon(upstream_id, old.inflight[upstream_id], rest)
+        old.shares.clear()
+
     def child_closed(self, child: Child) -> None:
         """A child is gone: what it served waits for the next one."""
         for share in list(child.shares.values()):

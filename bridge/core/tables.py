@@ -61,6 +61,8 @@ class Limits(Struct, frozen=True):
     linger: float = 60.0
     """How long a client that has stopped sending is still answered."""
     request_timeout: float | None = None
+    swap_drain: float = 600.0
+    """How long an old process may take to answer what it was sent before it was replaced."""
     paused_bytes: int = 256 * 1024
     """A client whose queue is longer is not read while stdin is blocked."""
     paused_lines: int = 64
@@ -79,6 +81,8 @@ class NoticeKind(enum.Enum):
     REPLACE_CHILD = "the server is to be stopped and started again"
     RETIRE_CHILD = "the server is to be stopped until it is needed"
     READY = "the server is ready"
+    SWAPPED = "the server was replaced"
+    SWAP_FAILED = "the server was not replaced"
     ERA_REFUSED = "an era is not served"
     SHARED_SESSION = "a client offers what a shared server is not told of"
     NOISE = "the server wrote a line that is no message"
@@ -90,7 +94,14 @@ class NoticeKind(enum.Enum):
 
 
 TO_BE_DONE: Final = frozenset(
-    {NoticeKind.NEED_CHILD, NoticeKind.REPLACE_CHILD, NoticeKind.RETIRE_CHILD, NoticeKind.READY}
+    {
+        NoticeKind.NEED_CHILD,
+        NoticeKind.REPLACE_CHILD,
+        NoticeKind.RETIRE_CHILD,
+        NoticeKind.READY,
+        NoticeKind.SWAPPED,
+        NoticeKind.SWAP_FAILED,
+    }
 )
 """Notices that are no mere news. One call of the core makes a few of them at most."""
 
@@ -124,10 +135,24 @@ class Seat:
     for the other era, once somebody needs it.
     """
 
-    __slots__ = ("child", "down_since", "era", "first_need", "number", "proven", "replaced")
+    __slots__ = (
+        "child",
+        "down_since",
+        "drain_until",
+        "era",
+        "first",
+        "first_need",
+        "number",
+        "proven",
+        "replaced",
+    )
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, *, first: bool) -> None:
         self.number = number
+        self.first = first
+        """Its process may be asked for either era; the other seat's is there for its own alone."""
+        self.drain_until = 0.0
+        """Of a process that was replaced: how long it may go on answering."""
         self.child: Child | None = None
         self.era: Era | None = None
         self.first_need: Era | None = None
@@ -154,6 +179,8 @@ class Tables:
     """The state of one bridge."""
 
     __slots__ = (
+        "_last_seat",
+        "_seats",
         "attention",
         "children",
         "clients",
@@ -198,7 +225,10 @@ class Tables:
         """Clients that have stopped sending and are still owed something."""
         self.stale_sessions = False
         """The legacy server came back as another one: clients must open their sessions anew."""
-        self.seats = (Seat(0), Seat(1))
+        self._seats: dict[int, Seat] = {}
+        self._last_seat = -1
+        self.seats = self.new_seats()
+        """Of the processes that serve, or are to serve. Those of old ones go on by number."""
         self.children: dict[Key, Child] = {}
         self.served: dict[Era, Child] = {}
         """The child that is sent each era's requests, if there is one."""
@@ -215,6 +245,22 @@ class Tables:
         self.stopping = False
         self.supported: list[str] = []
         """Modern versions the server named when it was last asked."""
+
+    def new_seats(self) -> tuple[Seat, Seat]:
+        """Two seats whose numbers were never used before."""
+        self._last_seat += 2
+        pair = Seat(self._last_seat - 1, first=True), Seat(self._last_seat, first=False)
+        pair[0].era = self.limits.era
+        self._seats.update({seat.number: seat for seat in pair})
+        return pair
+
+    def seat(self, number: int) -> Seat | None:
+        """A seat by its number; None once it was given up."""
+        return self._seats.get(number)
+
+    def drop_seat(self, seat: Seat) -> None:
+        """Give a seat up. Its process, if it has one, is to be stopped."""
+        self._seats.pop(seat.number, None)
 
     def mint(self) -> int:
         """A new upstream id: below 2**53, which every JSON parser keeps, and never used before."""

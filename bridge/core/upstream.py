@@ -255,6 +255,8 @@ class Upstream:
         params = message.params
         if method == PROGRESS and type(params) is dict:
             self._progress(child, message, params)
+        elif child.muted and method != LOG:
+            tables.stats.dropped_notifications += 1
         elif legacy:
             self._legacy.notified(child, message, method)
         elif type(params) is not dict:

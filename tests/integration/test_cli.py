@@ -53,6 +53,7 @@ OPTIONS = {
     "--linger": ("SECONDS", "60"),
     "--drain": ("SECONDS", "5"),
     "--stop-grace": ("SECONDS", "1"),
+    "--swap-drain": ("SECONDS", "600"),
     "--ambiguous-logs": ("{log,broadcast}", "log"),
     "--log-format": ("{text,json}", "text"),
     "--log-level": ("{info,debug,warning,error}", "info"),
@@ -170,7 +171,7 @@ async def test_help_names_every_option_with_its_unit_and_default_and_fits_a_term
             metavar = match[2] if match[2] and re.fullmatch(r"\{.*\}|[A-Z=]+", match[2]) else ""
             found[match[1]] = (metavar, default[1] if default else None)
     assert found == OPTIONS
-    for word in ("connect ADDR", "unix:/path", "unix:@", "tcp:HOST:PORT", "[::1]", "exit status"):
+    for word in ("connect ADDR", "unix:/path", "unix:@", "tcp:HOST:PORT", "[::1]", "exit status", "HUP"):
         assert word in text
 
 

@@ -489,6 +489,7 @@ async def test_initialize_is_answered_while_the_legacy_process_is_away(path: Pat
     async with server.run() as bridge, await bridge.connect() as old:
         await old.initialize()
         os.kill(server.pid(1), signal.SIGKILL)
+        await bridge.wait_log("ended: killed by SIGKILL")
         async with await bridge.connect() as client:
             await client.initialize(timeout=1.0)
             assert (await legacy_call(client))["pid"] == server.pid(2)

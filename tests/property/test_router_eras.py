@@ -5,8 +5,8 @@ same. What is written is judged by what must hold whatever happens: a request ha
 that asked; a process is asked for its era once, and is sent nothing of the other; a session's requests come
 behind its greeting; nobody waits for ever; nothing is left when all have gone.
 
-`BRIDGE_MODEL_EXAMPLES=20000 pytest tests/property/test_router_eras.py` runs it long, on other examples each
-time.
+`BRIDGE_MODEL_EXAMPLES=20000 pytest --timeout 0 tests/property/test_router_eras.py` runs it long, on other
+examples each time.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from bridge.core.era import LEGACY_VERSIONS, Era
 from bridge.core.outbox import Control, Key, Output
 from bridge.core.router import Router
+from bridge.core.seats import REMEMBERED_S
 from bridge.core.tables import Limits, NoticeKind
 from tests.unit.core.scenario import (
     CLOSE,
@@ -32,7 +33,6 @@ from tests.unit.core.scenario import (
     cancelled,
     closing,
     discovered,
-    error,
     greeting,
     legacy,
     line,
@@ -56,7 +56,8 @@ REFUSALS: Final[tuple[Json, ...]] = (
 )
 LIST_CHANGED: Final = notification("notifications/tools/list_changed")
 RESTART_WAIT: Final = 30
-START: Final = 40
+PROBE: Final = 10
+START: Final = 20
 ROOM: Final = 1 << 30
 
 number = st.integers(0, 31)
@@ -83,7 +84,8 @@ class Process:
         self.probes = 0
         self.initializes = 0
         self.discovered = False
-        self.greeted = False
+        self.greeted: Json | None = None
+        """What it said to `initialize`."""
         self.initialized = False
         self.modern = False
         """It was sent a modern client's request."""
@@ -114,6 +116,7 @@ class TheEras(RuleBasedStateMachine):
             max_in_flight=2,
             max_queued=4,
             restart_wait=RESTART_WAIT,
+            probe_timeout=PROBE,
             start_timeout=START,
             paused_lines=1,
             turn_bytes=1,
@@ -140,6 +143,8 @@ class TheEras(RuleBasedStateMachine):
         """Requests that were cancelled have an outcome or none."""
         self.listens: set[tuple[Key, str]] = set()
         """Requests that end with their connection, or with the bridge."""
+        self.terms: tuple[object, object] | None = None
+        """Version and capabilities that the legacy server told last."""
         self.drained = False
         self.fine_so_far = True
         for _ in range(clients):
@@ -169,6 +174,7 @@ class TheEras(RuleBasedStateMachine):
         self.fine_so_far = False
         assert self.joined(fine) == self.joined(coarse)
         children = {process.key: process for process in self.processes.values()}
+        sessions = [peer for peer in self.peers.values() if peer.session and peer.open and peer.sending]
         for key, data in fine:
             if key in children:
                 continue
@@ -206,7 +212,17 @@ class TheEras(RuleBasedStateMachine):
         for kind, seat in kinds:
             if kind is NoticeKind.READY:
                 self.processes[seat].ready = True
+                self.legacy_is_ready(self.processes[seat], sessions)
                 self.make_room(seat)
+
+    def legacy_is_ready(self, process: Process, sessions: list[Peer]) -> None:
+        """Those who were greeted by another server must initialize again; the others go on."""
+        if process.greeted is not None and process.initialized:
+            said = process.greeted["result"]
+            terms = (said["protocolVersion"], said["capabilities"])
+            if self.terms is not None:
+                assert {peer.open for peer in sessions} <= {terms == self.terms}
+            self.terms = terms
 
     @staticmethod
     def joined(outputs: list[Output]) -> dict[Key, tuple[bytes, int, list[Control]]]:
@@ -363,6 +379,14 @@ class TheEras(RuleBasedStateMachine):
         messages = [self.new(peer, 4, 4), self.new(peer, 2, 0), self.new(peer, 7, n)]
         self.lines("client_data", peer.key, list(map(line, messages)), 1000)
 
+    @precondition(lambda self: self.senders())
+    @rule(who=number, n=number)
+    def client_probes(self, who: int, n: int) -> None:
+        """As a modern client does."""
+        peer = pick(self.senders(), who)
+        messages = [self.new(peer, 9, n), self.new(peer, 11, n)]
+        self.lines("client_data", peer.key, list(map(line, messages)), 1000)
+
     def client_stops_sending(self, n: int) -> None:
         if self.senders():
             peer = pick(self.senders(), n)
@@ -411,8 +435,8 @@ class TheEras(RuleBasedStateMachine):
     def good_answer(self, process: Process, up: int) -> bytes:
         asked = process.sent.pop(up)
         if asked["method"] == "initialize":
-            process.greeted = True
-            return line(greeting(up))
+            process.greeted = greeting(up)
+            return line(process.greeted)
         if "marker" in asked["params"]:
             if asked["method"] == "subscriptions/listen":
                 return line(closing(up))
@@ -420,8 +444,25 @@ class TheEras(RuleBasedStateMachine):
         process.discovered = True
         return line(discovered(up))
 
-    def server_line(self, process: Process, kind: int, n: int) -> bytes:
-        """Anything a server may write."""
+    def questions(self) -> list[tuple[Process, int]]:
+        """What the bridge itself has asked, and of whom."""
+        return [
+            (process, up)
+            for process in self.processes.values()
+            for up, asked in process.sent.items()
+            if "marker" not in asked["params"]
+        ]
+
+    @precondition(lambda self: self.questions())
+    @rule(who=number, kind=st.integers(6, 11), n=number)
+    def child_settles(self, who: int, kind: int, n: int) -> None:
+        """It answers the bridge's own question in one of many ways, and says what it likes behind it."""
+        process, up = pick(self.questions(), who)
+        data = [self.server_line(process, kind, n, up), line(LIST_CHANGED), self.server_line(process, 2, n)]
+        self.lines("server_data", process.key, data, 1000)
+
+    def server_line(self, process: Process, kind: int, n: int, up: int | None = None) -> bytes:
+        """Anything a server may write. `up`: what it answers, if it answers anything."""
         if kind == 0:
             return b"noise\n"
         if kind == 1:
@@ -432,29 +473,25 @@ class TheEras(RuleBasedStateMachine):
             return line(legacy(id, pick(("ping", "roots/list"), n)))
         if kind == 3 or not process.sent:
             return line(result(pick((999_999, "1", 1.5), n)))
-        up = pick(process.sent, n)
-        asked = process.sent[up]
+        if up is None:
+            up = pick(process.sent, n)
+        params = process.sent[up]["params"]
+        method = process.sent[up]["method"]
         if kind <= 5:
-            return line(
-                progress(up, **({"marker": asked["params"]["marker"]} if "marker" in asked["params"] else {}))
-            )
+            return line(progress(up, marker=params.get("marker")))
         if kind <= 8:
             return self.good_answer(process, up)
         del process.sent[up]
         if kind == 9:
             return b'{"jsonrpc":"2.0","id":%d,"result":{"x":?}}\n' % up
+        if method == "initialize" and kind == 11:
+            process.greeted = greeting(up, pick(LEGACY_VERSIONS, n), {})
+            return line(process.greeted)
         fault = pick(REFUSALS, n)
-        if asked["method"] == "server/discover" and "marker" not in asked["params"]:
+        if method == "server/discover" and "marker" not in params:
             # One that lists modern versions is a modern server's.
-            process.discovered = (
-                fault.get("data", {}).get("supported") == ["2026-07-28"] or self.era is Era.MODERN
-            )
-        elif asked["method"] == "initialize" and kind == 11:
-            process.greeted = True
-            return line(greeting(up, pick(LEGACY_VERSIONS, n), {}))
-        return line(
-            error(up, fault["code"], fault["message"], **({"data": fault["data"]} if "data" in fault else {}))
-        )
+            process.discovered = fault is REFUSALS[2] or self.era is Era.MODERN
+        return line({"jsonrpc": "2.0", "id": up, "error": fault})
 
     def child_ends(self, n: int, how: int) -> None:
         if self.processes:
@@ -502,13 +539,33 @@ class TheEras(RuleBasedStateMachine):
         self.now += seconds
         self.event("tick", self.now)
 
+    @precondition(lambda self: self.processes)
+    @rule(how=chance)
+    def nothing_happens(self, how: int) -> None:
+        """For so long that a probe has expired, or every refusal which is not for good is forgotten."""
+        self.time_passes(PROBE)
+        if how <= 5:
+            self.time_passes(START)
+            self.time_passes(REMEMBERED_S)
+
+    @precondition(lambda self: any(process.ready for process in self.processes.values()))
+    @rule(n=number, how=chance)
+    def child_is_replaced(self, n: int, how: int) -> None:
+        """One that served ends, and the next is there at once."""
+        if how <= 5 and not self.drained:
+            process = pick([process for process in self.processes.values() if process.ready], n)
+            self.wanted.add(process.seat)
+            self.end(process, how % 2 == 0)
+            if process.seat in self.wanted:
+                self.child_starts(self.startable().index(process.seat))
+
     @rule(what=chance, n=number, how=number)
     def seldom(self, what: int, n: int, how: int) -> None:
         """What ends much, and so must not happen all the time."""
         if what <= 2:
             self.connect()
         elif what <= 5:
-            self.time_passes(pick((0.1, 1, 5, 10, 10, 30, 40), n))
+            self.time_passes(pick((0.1, 1, 5, 10, 10, START, RESTART_WAIT), n))
         elif what == 6:
             self.client_stops_sending(n)
         elif what == 7:
@@ -593,7 +650,7 @@ class TheEras(RuleBasedStateMachine):
 
 
 TheEras.TestCase.settings = settings(
-    max_examples=int(EXAMPLES) if EXAMPLES else 300,
+    max_examples=int(EXAMPLES) if EXAMPLES else 200,
     stateful_step_count=60 if EXAMPLES else 40,
     deadline=None,
     derandomize=not EXAMPLES,

@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -130,7 +131,7 @@ class _Inspector:
         self._era = era
         self._address = address
         self._folder = folder
-        self._log = folder / f"inspector-{id(self)}.jsonl"
+        self._log = Path(tempfile.mkdtemp(dir=folder)) / "written.jsonl"
 
     @property
     def version(self) -> str:
@@ -147,8 +148,9 @@ class _Inspector:
         return await asyncio.gather(*(self._call(*call) for call in calls))
 
     async def _call(self, name: str, arguments: Json) -> str | Refused:
-        # What it writes is also put down, since it does not say which era it has settled on.
-        spy = ["sh", "-c", 'log=$1; shift; tee -a "$log" | "$@"', "sh", str(self._log)]
+        # What it writes is put down on its way, since it does not say which era it has settled on.
+        down = 'log=$1; shift; { tee /dev/fd/3 3>&1 >>"$log"; } | "$@"'
+        spy = ["sh", "-c", down, "sh", str(self._log)]
         command = [node(), npm_part("@modelcontextprotocol/inspector/clients/cli/build/index.js"), "--cli"]
         command += ["--protocol-era", self._era, "--format", "json", "--method", "tools/call"]
         command += ["--tool-name", name, "--tool-args-json", json.dumps(arguments)]

@@ -12,6 +12,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 import pytest_asyncio
@@ -70,6 +71,31 @@ async def test_a_legacy_and_a_modern_client_share_one_dual_era_server_at_once(
         assert len(bridge.server_pids(part.program)) == 2
 
 
+@pytest.mark.parametrize("name", ["grafana", "context7"])
+async def test_clients_of_both_eras_go_on_after_their_servers_were_killed(
+    name: str, surroundings: Surroundings, service: str, tmp_path: Path
+) -> None:
+    """Contract, "The child": clients stay connected; the legacy session is opened again first."""
+    [kind] = [kind for kind in SERVERS if kind.name == name]
+    part = kind.make(tmp_path, service)
+    async with (
+        asyncio.timeout(TIMEOUT),
+        running_bridge(*part.command, env=part.env) as bridge,
+        KINDS["typescript1"].open(surroundings, bridge.address) as old,
+        KINDS["python2-auto"].open(surroundings, bridge.address) as new,
+    ):
+        for number in range(2):
+            tool, arguments, expected = part.ask(number)
+            for answers in await asyncio.gather(old.ask([(tool, arguments)]), new.ask([(tool, arguments)])):
+                assert expected in str(answers[0])
+            pids = bridge.server_pids(part.program)
+            assert len(pids) == 2
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+            # Asked sooner, a client might be told that the server exited, which would be right, too.
+            await bridge.wait_log("killed by SIGKILL", count=2 * (number + 1))
+
+
 # What servers of the legacy era say to `server/discover`, the first message of a client of both eras: the
 # SDKs of Python and TypeScript in their own words; that of Rust exits, and the bridge answers in its place.
 REFUSALS = {
@@ -106,6 +132,26 @@ async def test_a_client_of_both_eras_falls_back_on_a_legacy_servers_own_error(
         assert len(bridge.server_pids(part.program)) == 1
         own = [line for line in bridge.stderr_text().splitlines() if not line.startswith("[server]")]
         assert all(" info " in line for line in own), own
+
+
+@pytest.mark.parametrize("name", ["time", "context7", "grafana"])
+async def test_a_client_that_discovers_and_initializes_all_the_same_is_served_in_both_eras(
+    name: str, service: str, tmp_path: Path
+) -> None:
+    """Contract, "Eras and sharing": one host does so; alone, most such servers refuse the second."""
+    [kind] = [kind for kind in SERVERS if kind.name == name]
+    part = kind.make(tmp_path, service)
+    tool, arguments, expected = part.ask(0)
+    async with (
+        asyncio.timeout(TIMEOUT),
+        running_bridge(*part.command, env=part.env) as bridge,
+        await bridge.connect() as client,
+    ):
+        assert MODERN in (await client.request("server/discover"))["result"]["supportedVersions"]
+        assert (await client.initialize())["result"]["protocolVersion"] == LEGACY
+        answer = await client.legacy_request("tools/call", {"name": tool, "arguments": arguments})
+        assert expected in str(answer["result"])
+        assert expected in str((await client.call(tool, **arguments))["result"])
 
 
 @pytest.mark.parametrize(("era", "version"), [("legacy", LEGACY), ("modern", MODERN)])
@@ -237,9 +283,11 @@ async def test_subscribers_hear_what_they_subscribed_to_and_nothing_else(
         await call(ada, "touch", uri="note://1")
         assert await anext(of_ada) == ResourceUpdated("note://1")
         assert await cai.events(1) == await dee.events(1) == ["updated note://1"]
-        await call(bob, "grow", name=f"grown-by-{id(bob)}")
+        await call(bob, "grow", name=f"grown-{uuid4().hex}")
         assert await cai.events(1) == await dee.events(1) == ["tools"]
         await cai.unlisten()
+        # The answer on the same connection says that the bridge has dealt with what came before the question.
+        await cai.ask([("touch", {"uri": "note://3"})])
         await call(bob, "touch", uri="note://1")
         await call(bob, "touch", uri="note://2")
         assert await dee.events(1) == ["updated note://1"]

@@ -224,6 +224,7 @@ async def running_bridge(
     start_timeout: float = START_TIMEOUT,
     leftover_timeout: float = LEFTOVER_TIMEOUT,
     python: Sequence[str] = (),
+    wrapper: Sequence[str] = (),
 ) -> AsyncIterator[RunningBridge]:
     """Run `mcp-bridge --listen ... OPTIONS -- COMMAND` and yield it when it is ready.
 
@@ -235,6 +236,7 @@ async def running_bridge(
         expect_exit: the exit code of the SIGTERM at the end, if the test has not stopped it; None: any.
         leftover_timeout: how long processes may take to go after the bridge has ended, in seconds.
         python: options of the interpreter, such as `-X dev`.
+        wrapper: a command that runs the bridge as its own process or below it, and passes signals on.
 
     Raises:
         BridgeExited: it ended before it was ready; `code` and `stderr` say how.
@@ -243,7 +245,7 @@ async def running_bridge(
     """
     private = tempfile.mkdtemp(prefix="mb-")
     wanted = [listen] if isinstance(listen, str) else list(listen)
-    argv = [sys.executable, *python, "-m", "bridge"]
+    argv = [*wrapper, sys.executable, *python, "-m", "bridge"]
     for number, address in enumerate(wanted):
         if address == "unix":
             address = f"unix:{private}/{number}.sock"

@@ -12,7 +12,8 @@ The server is ready from the start; its probe was upstream id 1, so that the fir
     s.server(greeting(1)).expect(server=INITIALIZED, A=greeting(1))
 
 Where no era is decided ahead (`era=None`) the process of the first seat, "server", runs from the start, and
-nobody has spoken to it. That of the second seat is "second", once it was opened with `open(1)`.
+nobody has spoken to it. That of the second seat is "second", once it was opened with `open(1)`. Those that
+replace others have seats from 2 on, and are called "seat2", "seat3" and so on.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ ROOM: Final = 1 << 20
 VERSION: Final = "1.2.3"
 """The bridge's own."""
 
-SEATS: Final = ("server", "second")
-"""What the processes of the two seats are called."""
+SEATS: Final = {0: "server", 1: "second"}
+"""What the processes of the first two seats are called; see `seat_name`."""
 
 CAPABILITIES: Final[Json] = {"tools": {"listChanged": True}}
 """Of a legacy server, unless a test says otherwise."""
@@ -139,6 +140,11 @@ def greeting(id: object, version: str = LEGACY_VERSIONS[-1], capabilities: Json 
     told = CAPABILITIES if capabilities is None else capabilities
     info = {"name": "old server", "version": "0"}
     return result(id, {"protocolVersion": version, "capabilities": told, "serverInfo": info})
+
+
+def seat_name(seat: int) -> str:
+    """What the process of a seat is called."""
+    return SEATS.get(seat, f"seat{seat}")
 
 
 INITIALIZED: Final = notification("notifications/initialized")
@@ -312,18 +318,18 @@ class Scenario:
 
     def open(self, seat: int = 0) -> Outcome:
         """A new child."""
-        return self._outcome(self.router.server_opened(self._key(SEATS[seat]), self.now, seat))
+        return self._outcome(self.router.server_opened(self._key(seat_name(seat)), self.now, seat))
 
     def start(self, seat: int = 0) -> Outcome:
         """A new child that answers its probe; what is sent to it then."""
-        [asked] = self.open(seat).items(SEATS[seat])
+        [asked] = self.open(seat).items(seat_name(seat))
         assert isinstance(asked, dict)
         return self.server(discovered(asked["id"]), seat=seat)
 
     def server(self, *lines: Json | bytes, seat: int = 0) -> Outcome:
         """The server writes lines, in one read."""
         data = b"".join(map(line, lines))
-        return self._outcome(self.router.server_data(self._keys[SEATS[seat]], data, self.now))
+        return self._outcome(self.router.server_data(self._keys[seat_name(seat)], data, self.now))
 
     def second(self, *lines: Json | bytes) -> Outcome:
         """The server of the second seat writes lines, in one read."""
@@ -331,7 +337,7 @@ class Scenario:
 
     def crash(self, seat: int = 0, *, exited: bool = True) -> Outcome:
         """The server exits; not `exited`: a signal has killed it."""
-        key = self._keys[SEATS[seat]]
+        key = self._keys[seat_name(seat)]
         return self._outcome(self.router.server_closed(key, self.now, exited=exited))
 
     def exhaust(self, seat: int = 0) -> Outcome:
@@ -340,12 +346,16 @@ class Scenario:
 
     def block(self, seat: int = 0) -> None:
         """The server's stdin is full."""
-        self.router.server_blocked(self._keys[SEATS[seat]])
+        self.router.server_blocked(self._keys[seat_name(seat)])
 
     def unblock(self, room: int = ROOM, *, seat: int = 0) -> Outcome:
         """The server's stdin takes `room` bytes."""
-        outputs, more = self.router.server_writable(self._keys[SEATS[seat]], room, self.now)
+        outputs, more = self.router.server_writable(self._keys[seat_name(seat)], room, self.now)
         return self._outcome(outputs, more)
+
+    def swap(self) -> Outcome:
+        """The operator asks for new processes."""
+        return self._outcome(self.router.replace_servers(self.now))
 
     # -- time and the end
 
