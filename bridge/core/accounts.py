@@ -116,6 +116,12 @@ class Desk:
         self.freed.append(client)
         return client, id
 
+    def end_all(self, waiters: Waiters) -> list[tuple[Client, Id]]:
+        """Take all out; return whom the caller has to tell why."""
+        ended = [self._end(number, waiter) for number, waiter in waiters.items()]
+        waiters.clear()
+        return ended
+
     def grant(self, number: int, waiter: Waiter) -> None:
         """Answer that it is done, since the server is in that state already."""
         client, id = self._end(number, waiter)

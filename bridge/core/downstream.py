@@ -163,6 +163,7 @@ class Downstream:
         tables.note(NoticeKind.CLIENT_CUT, client.key, why)
         self.leave(client)
         tables.outbox.close(client)
+        self.feed_freed()
 
     def _overlong(self, client: Client, segment: OverlongStart | OverlongEnd) -> None:
         """A line over the limit: its sender is told once, as soon as its id is known or can never be."""
@@ -293,6 +294,7 @@ class Downstream:
                 return
             if len(client.inflight) < tables.limits.max_in_flight:
                 self._pass(client, child, message, id, method, meta, modern)
+                self.feed_freed()
                 return
         if listen and not self._subscriptions.has_room(client):
             self._subscriptions.refuse_full(client, id)
@@ -433,6 +435,20 @@ class Downstream:
 
     def feed(self, client: Client) -> None:
         """A client's window has room again, or its queue is shorter: move what waits as far as it may."""
+        self._feed(client)
+        self.feed_freed()
+
+    def feed_freed(self) -> None:
+        """Requests have ended that waited for the outcome of others': their clients' next ones may go.
+
+        To be called behind whatever may have ended some, and never from within a move.
+        """
+        freed = self._legacy.desk.freed
+        for client in freed:  # which may free more
+            self._feed(client)
+        freed.clear()
+
+    def _feed(self, client: Client) -> None:
         for era, queue in list(client.waiting.items()):
             child = self._tables.served.get(era)
             if child is not None and not child.blocked and not child.pumping:
@@ -440,15 +456,6 @@ class Downstream:
                 self._move(queue, child, self._tables.limits.max_queued_bytes)
             self._waiting.after(queue)
         self._tables.settle(client)
-
-    def feed_freed(self) -> None:
-        """Requests have ended that waited for the outcome of others: their clients' next ones may go.
-
-        To be called at the end of whatever may have ended some; never in the middle.
-        """
-        freed = self._legacy.desk.freed
-        while freed:
-            self.feed(freed.pop())
 
     def _move(self, queue: Queue, child: Child, quantum: int) -> int:
         """Move a client's waiting lines to a child that takes them; return their bytes.
@@ -543,6 +550,7 @@ class Downstream:
             tables.note(NoticeKind.CLIENT_CUT, client.key, b"the server came back with another session")
             self.leave(client)
             tables.outbox.close(client)
+        self.feed_freed()
 
     def leave(self, client: Client) -> None:
         """Forget a client: cancel what it has at the servers, end what it holds."""

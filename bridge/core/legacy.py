@@ -277,6 +277,13 @@ class LegacySessions:
             self.resources.expire(oldest)
             self._levels.expire(oldest)
 
+    def give_up(self) -> list[tuple[Client, Id]]:
+        """There will be no server for a while: take out the requests that wait to be asked of it.
+
+        What clients hold stays, for the time when there is one again.
+        """
+        return self.resources.give_up() + self._levels.give_up()
+
     def drain(self) -> None:
         """The bridge stops: what the server was not asked yet is refused."""
         self.resources.drain()

@@ -194,6 +194,10 @@ class Levels:
         """There is no server: whoever came at this time or before waits no longer."""
         self._desk.refuse_old(self._later, oldest)
 
+    def give_up(self) -> list[tuple[Client, Id]]:
+        """Take out whoever waits for a turn; the caller tells them why."""
+        return self._desk.end_all(self._later)
+
     def drain(self) -> None:
         """The bridge stops: what the server was not asked yet is refused."""
         self._desk.refuse_stopping(self._later)

@@ -277,9 +277,19 @@ class Resources:
 
     def expire(self, oldest: float) -> None:
         """There is no server: whoever came at this time or before waits no longer."""
-        for resource in list(self._table.values()):
+        for resource in self._table.values():
             self._desk.refuse_old(resource.later, oldest)
-            if not resource.wanted:
+        self._forget_unwanted()
+
+    def give_up(self) -> list[tuple[Client, Id]]:
+        """Take out whoever waits for a turn; the caller tells them why."""
+        ended = [told for r in self._table.values() for told in self._desk.end_all(r.later)]
+        self._forget_unwanted()
+        return ended
+
+    def _forget_unwanted(self) -> None:
+        for resource in list(self._table.values()):
+            if not resource.wanted and resource.question is None:
                 del self._table[resource.uri]
 
     def drain(self) -> None:

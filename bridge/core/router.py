@@ -176,7 +176,6 @@ class Router:
             return []
         tables.now = now
         self._downstream.data(client, data)
-        self._downstream.feed_freed()
         return tables.outbox.flush()
 
     def client_eof(self, key: Key, now: float) -> list[Output]:
@@ -191,7 +190,6 @@ class Router:
         tables.now = now
         tables.attention.due = True
         self._downstream.finish(client)
-        self._downstream.feed_freed()
         client.eof_at = now
         tables.lingering[key] = client
         self._downstream.end_listens(client)
@@ -241,7 +239,6 @@ class Router:
             return []
         tables.now = now
         self._upstream.data(child, data)
-        self._downstream.feed_freed()
         return tables.outbox.flush()
 
     def server_blocked(self, key: Key) -> None:
@@ -327,6 +324,7 @@ class Router:
         found = self._tables.seat(seat)
         if found is not None:
             self._seats.exhausted(found)
+        self._downstream.feed_freed()
         return self._tables.outbox.flush()
 
     def replace_servers(self, now: float) -> list[Output]:
@@ -346,7 +344,7 @@ class Router:
         """Whether `tick` has anything to watch."""
         tables = self._tables
         swaps = self._seats.swaps
-        if tables.lingering or swaps.retiring or swaps.current is not None:
+        if tables.lingering or swaps.retiring or swaps.current is not None or self._seats.awaits_retry:
             return True
         for era in Era:
             if era not in tables.served and (tables.waiting[era] or self._seats.wanted(era)):
@@ -365,6 +363,7 @@ class Router:
             if tables.waiting[era]:
                 self._waiting.expire(era, self._seats.seat_serving(era))
         self._legacy.expire(self._seats.seat_serving(Era.LEGACY))
+        self._seats.retry()
         linger = tables.limits.linger
         for client in list(tables.lingering.values()):
             if client.eof_at is not None and now - client.eof_at >= linger:

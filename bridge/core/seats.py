@@ -79,7 +79,7 @@ class Seats:
         tables = self._tables
         if era is Era.MODERN and len(self._subscriptions):
             return True
-        if era is Era.LEGACY and self._legacy.wanted:
+        if era is Era.LEGACY and self._legacy.wanted and self.refusal(era) is None:
             return True
         return any(queue.has_requests for queue in tables.waiting[era].values())
 
@@ -102,6 +102,17 @@ class Seats:
             # One that was probed first may still turn out to be modern.
             return None if first.child.handshake.phase is Phase.INITIALIZING else first
         return first
+
+    @property
+    def awaits_retry(self) -> bool:
+        """Whether the bridge itself will ask for the legacy server again, for what clients hold."""
+        refusal = self._tables.refusals.get(Era.LEGACY)
+        return refusal is not None and refusal.until is not None and self._legacy.wanted
+
+    def retry(self) -> None:
+        """If a refusal was remembered long enough: see whether clients still hold what needs a server."""
+        if self.awaits_retry and self.refusal(Era.LEGACY) is None:
+            self._reconsider()
 
     def approached(self, era: Era) -> bool:
         """Whether an era's server is being spoken to, and may soon be served."""
@@ -375,7 +386,10 @@ class Seats:
             if era is Era.LEGACY and queue.client.session is not None and not queue.client.session.open:
                 queue.client.session = None
             self._waiting.after(queue)
-        if era is Era.MODERN:
+        if era is Era.LEGACY:
+            for client, id in self._legacy.give_up():
+                self.refuse(client, id, "", era, refusal)
+        else:
             for holder in self._subscriptions.end_all():
                 self.refuse(holder.client, holder.id, "", era, refusal)
 

@@ -131,8 +131,10 @@ class Upstream:
         tables.end(upstream_id, entry)
         if entry.kind is Kind.PROBE or entry.kind is Kind.INITIALIZE:
             self._seats.answered(child, entry, None)
+            self._downstream.feed_freed()
         elif entry.kind is Kind.QUESTION:
             self._legacy.settled(entry, None)
+            self._downstream.feed_freed()
         elif entry.kind is Kind.LISTEN:
             assert entry.share is not None
             self._subscriptions.broken(child, entry.share)
@@ -208,8 +210,10 @@ class Upstream:
             self._subscriptions.answered(child, entry.share, message)  # type: ignore[arg-type]  # a listen has a share
         elif entry.kind is Kind.QUESTION:
             self._legacy.settled(entry, message)
+            self._downstream.feed_freed()
         elif entry.kind is not Kind.FORGOTTEN:
             self._seats.answered(child, entry, message)
+            self._downstream.feed_freed()
             if tables.stale_sessions:
                 self._downstream.end_sessions()
 
