@@ -19,11 +19,12 @@ from tests.unit.core.scenario import (
     left,
     legacy,
     line,
+    not_served,
     refusal,
     request,
     result,
 )
-from tests.unit.core.sessions import CAPABLE, LISTS, session, subscribe, unsubscribe, updated
+from tests.unit.core.sessions import CAPABLE, LISTS, session, set_level, subscribe, unsubscribe, updated
 
 GIVEN_UP = "whoever asked for it has given up"
 
@@ -551,3 +552,26 @@ def test_a_client_that_leaves_a_server_that_does_not_read_leaves_nothing() -> No
     s.unblock().expect(server=unsubscribe(3))
     s.server(result(3)).expect()
     assert s.sizes == {"clients": 1, "sessions": 1}
+
+
+def test_while_no_server_can_be_kept_alive_what_is_held_waits_and_is_asked_for_again() -> None:
+    s = Scenario("AB", era=None)
+    for name in "AB":
+        s.client(name, initialize("i"))
+    s.server(greeting(1, capabilities=CAPABLE))
+    s.client("A", subscribe(1), subscribe(2, "v"), unsubscribe(3, "v"))
+    s.server(result(2)).expect(A=result(1))
+    s.client("B", set_level(1, "info"), set_level(2, "debug"))
+    s.crash().expect(
+        A=refusal(-31001, "server_exited", id=2, delivered=True),
+        B=refusal(-31001, "server_exited", id=1, delivered=True),
+    )
+    s.exhaust().expect(A=not_served(3, Era.LEGACY), B=not_served(2, Era.LEGACY))
+    assert not s.router.needed()
+    assert s.router.needs_tick
+    s.wait(29).expect()
+    assert s.wait(1).seats(NoticeKind.NEED_CHILD) == [0]
+    assert s.router.needed()
+    s.open().expect(server=asked_to_initialize(5))
+    s.server(greeting(5, capabilities=CAPABLE)).expect(server=[INITIALIZED, subscribe(6)])
+    s.server(result(6)).expect(A=updated())
