@@ -29,6 +29,7 @@ from bridge.hangup import HangupWatch
 from bridge.lifecycle import Lifecycle
 from bridge.listener import Listener
 from bridge.logs import LogWriter, RateLimit, StderrRelay, printable
+from bridge.pool import Pool
 from bridge.supervisor import Supervisor
 from bridge.tuning import most_connections
 
@@ -127,6 +128,17 @@ class Hub:
         self._relay = StderrRelay(writer)
         self._descriptor_limit = descriptor_limit
         self._supervisors: dict[int, Supervisor] = {}
+        self._pool: Pool | None = None
+        if settings.sharing != "shared":
+            self._pool = Pool(
+                settings,
+                self,
+                salt=secrets.token_bytes(16),
+                guard=self._guard,
+                hangups=self.hangups,
+                relay=self._relay,
+                descriptor_limit=descriptor_limit,
+            )
 
     # --- Life
 
@@ -141,7 +153,10 @@ class Hub:
         try:
             await self._open()
             life.ready()
-            self._supervisor(self._router.seats[0]).start()
+            if self._settings.sharing != "isolated":
+                self._supervisor(self._router.seats[0]).start()
+            if self._pool is not None:
+                self._pool.start()
             code = await life.over
             life.notifier.status("stopping")
             await self._drain(code)
@@ -213,11 +228,19 @@ class Hub:
         """Let what is at the server finish, if there is a server and nobody is in a hurry."""
         self._stop_accepting()
         self._deliver(self._router.drain(self._clock()))
+        if self._pool is not None:
+            self._pool.drain()
         deadline = self._clock() + self._settings.drain
         life = self._life
-        while code == 0 and self._router.in_flight and self._clock() < deadline and not life.hurried:
+        while code == 0 and self._in_flight and self._clock() < deadline and not life.hurried:
             await life.pause(0.01)
+        if self._pool is not None:
+            self._pool.stop_clients()
         self._deliver(self._router.stop(self._clock()))
+
+    @property
+    def _in_flight(self) -> int:
+        return self._router.in_flight + (0 if self._pool is None else self._pool.in_flight)
 
     def _stop_accepting(self) -> None:
         self._stopping = True
@@ -226,7 +249,8 @@ class Hub:
     async def _shut(self) -> None:
         self._stop_accepting()
         grace = self._settings.stop_grace
-        await asyncio.gather(*(supervisor.stop(grace) for supervisor in self._supervisors.values()))
+        pools = [] if self._pool is None else [self._pool]
+        await asyncio.gather(*(one.stop(grace) for one in [*self._supervisors.values(), *pools]))
         deadline = self._clock() + CLOSE_WAIT
         while self._connections and self._clock() < deadline and not self._life.hurried:
             await self._life.pause(0.01)
@@ -242,6 +266,8 @@ class Hub:
         """Whether clients are served, and how the server stands."""
         from bridge.admin import Health
 
+        if self._settings.sharing == "isolated":
+            return Health(ready=not self._stopping, state="stopping" if self._stopping else "isolated")
         first = self._router.seats[0]
         state = "stopping" if self._stopping else self._supervisor(first).state
         # A server that ended in order is started for the first request; one that nobody
@@ -261,7 +287,8 @@ class Hub:
             return None
         key = self._new_key()
         self._ports[key] = self._connections[key] = connection
-        self._router.client_opened(key, strict=connection.strict)
+        if self._pool is None or self._pool.client_opened(key, strict=connection.strict):
+            self._router.client_opened(key, strict=connection.strict)
         return key
 
     def client_refused(self, listener: Listener) -> None:
@@ -271,15 +298,19 @@ class Hub:
             _log.warning("a client of another user was refused at %s%s", listener.address, more)
 
     def client_data(self, key: Key, data: bytes) -> None:
-        self._deliver(self._router.client_data(key, data, self._clock()))
+        if self._pool is None or self._pool.client_data(key, data):
+            self._deliver(self._router.client_data(key, data, self._clock()))
         self._unchecked += len(data)
         if self._unchecked > UNCHECKED:
             self._check_buffers()
 
     def client_eof(self, key: Key) -> None:
-        self._deliver(self._router.client_eof(key, self._clock()))
+        if self._pool is None or self._pool.client_eof(key):
+            self._deliver(self._router.client_eof(key, self._clock()))
 
     def client_gone(self, key: Key) -> None:
+        if self._pool is not None:
+            self._pool.client_gone(key)
         self._deliver(self._router.client_closed(key, self._clock()))
 
     def client_lost(self, connection: ClientConnection) -> None:
@@ -359,6 +390,26 @@ class Hub:
         _log.error("%s", reason)
         self._life.notifier.status(reason)
         self._life.end(exit_code)
+
+    # --- From the processes of clients that have one each
+
+    def new_key(self) -> Key:
+        return self._new_key()
+
+    def pool_port(self, key: Key, port: Port | None) -> None:
+        if port is None:
+            self._ports.pop(key, None)
+        else:
+            self._ports[key] = port
+
+    def pool_outputs(self, outputs: list[Output]) -> None:
+        self._deliver(outputs)
+
+    def pool_shared(self, key: Key, data: bytes) -> None:
+        self._deliver(self._router.client_data(key, data, self._clock()))
+
+    def pool_tick(self) -> None:
+        self._tick_soon()
 
     # --- To both
 
@@ -442,8 +493,11 @@ class Hub:
     def _tick(self) -> None:
         self._ticking = False
         self._deliver(self._router.tick(self._clock()))
+        pool = self._pool
+        if pool is not None:
+            pool.tick()
         self._enforce()
-        if self._congested or self._router.needs_tick:
+        if self._congested or self._router.needs_tick or (pool is not None and pool.needs_tick):
             self._tick_soon()
 
     def _check_buffers(self) -> None:
