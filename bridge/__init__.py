@@ -9,10 +9,12 @@
 |---|---|
 | `core/framing.py` | bytes to lines: limits, nothing searched twice |
 | `core/jsonrpc.py` | the envelope: fast path, careful path, refusals, the bridge's own lines |
-| `core/inflight.py` | upstream id to whose request; queues; clients and children as the core knows them |
+| `core/inflight.py`, `core/waiting.py` | upstream id to whose request; the queues of what is not sent yet |
 | `core/subscriptions.py` | which clients hold which upstream listen |
 | `core/downstream.py`, `core/upstream.py` | the decisions for each line, from clients and from the server |
-| `core/era.py` | which era a child speaks; the bridge's own first words |
+| `core/era.py`, `core/seats.py` | the first words to a child; which child serves which era |
+| `core/legacy.py` | one legacy session shared by many clients |
+| `core/swap.py` | replacing the servers while they are in use |
 | `core/router.py` | the core's one entrance: a method for each thing that can happen |
 | `core/tables.py`, `core/outbox.py`, `core/stats.py` | the state; the way out; the counters |
 | `core/restart.py` | when a server is started, again, or given up |

@@ -26,8 +26,9 @@ _UNNAMED = "unknown"
 class Inherited:
     """The sockets that were handed down, each to be taken once."""
 
-    def __init__(self, names: list[str]) -> None:
+    def __init__(self, names: list[str], *, misdirected: bool = False) -> None:
         self._names = names
+        self._misdirected = misdirected
         self._left = dict(enumerate(names, _FIRST))
 
     @classmethod
@@ -38,7 +39,7 @@ class Inherited:
             ConfigError: what it announces is not there.
         """
         if env.get("LISTEN_PID") != str(os.getpid()):
-            return cls([])  # none, or meant for another process
+            return cls([], misdirected="LISTEN_FDS" in env)  # none, or meant for another process
         text = env.get("LISTEN_FDS", "")
         count = int(text) if text.isascii() and text.isdigit() and len(text) < 6 else 0
         names = env["LISTEN_FDNAMES"].split(":") if "LISTEN_FDNAMES" in env else [_UNNAMED] * count
@@ -62,6 +63,11 @@ class Inherited:
             ConfigError: there is none, it was taken already, it is not a listening stream socket, or other
                 machines can reach it and `insecure` is not set.
         """
+        if self._misdirected:
+            raise ConfigError(
+                f"cannot listen on {address}: what was handed down is for another process (LISTEN_PID): let "
+                "systemd start mcp-bridge itself, not a wrapper that starts it"
+            )
         if not self._names:
             raise ConfigError(
                 f"cannot listen on {address}: no sockets were handed down; start this from a socket unit, or "

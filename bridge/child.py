@@ -449,8 +449,9 @@ async def spawn(
     Raises:
         SpawnError: the command cannot be run (exit code 126) or was not found (127).
     """
-    started = start_process(command, env=env, cwd=cwd, stderr=stderr)
-    # Listed before anybody speaks to it.
+    announce = None if guard is None else guard.expect
+    started = start_process(command, env=env, cwd=cwd, stderr=stderr, announce=announce)
+    # Listed before anybody speaks to it. A bridge that is killed right here has at least announced it.
     if guard is not None:
         guard.add(started.process.pid)
     child = Child(owner, started.process, guard=guard, hangups=hangups, relay=relay)

@@ -34,6 +34,9 @@ def main(argv: list[str] | None = None) -> int:
         return demo.main(argv[1:])
     if sys.platform == "win32":
         return _complain("Windows is not supported: run it under WSL", 2)
+    from bridge.signals import exit_on_early_signals
+
+    exit_on_early_signals()
     from bridge.options import parse
 
     try:
@@ -54,9 +57,6 @@ def _complain(line: str, code: int) -> int:
 
 
 def _serve(settings: Settings) -> int:
-    from bridge.signals import block_signals, exit_on_early_signals
-
-    exit_on_early_signals()
     import asyncio
     import faulthandler
 
@@ -64,6 +64,7 @@ def _serve(settings: Settings) -> int:
 
     from bridge.hub import Hub
     from bridge.logs import setup_logging
+    from bridge.signals import block_signals
     from bridge.tuning import raise_descriptor_limit, tune_allocator
 
     try:

@@ -23,6 +23,10 @@ WRITE_LOW: Final = 16 * 1024
 CLOSE_TIMEOUT: Final = 5.0
 """How long a client has to read what it is still sent before its connection is cut, in seconds."""
 
+TURN_BYTES: Final = 32 * 1024
+"""A client that sends so much at once is read on only in the next turn of the event loop, in bytes: libuv
+would read up to 32 times from one connection, 8 MiB, before it looks at another."""
+
 HANGUP_GRACE: Final = 0.2
 """How long the last bytes of a client that has closed may take to be read, in seconds."""
 
@@ -60,6 +64,7 @@ class ClientConnection(asyncio.Protocol):
     Args:
         buffer_limit: bytes of unread output above which the client is cut when more is to be sent. One
             whole message always fits.
+        linger: how long one that has stopped sending may take to read its last answers, in seconds.
     """
 
     __slots__ = (
@@ -67,25 +72,31 @@ class ClientConnection(asyncio.Protocol):
         "_closing",
         "_fd",
         "_gone",
+        "_half_closed",
+        "_linger",
         "_listener",
         "_owner",
         "_paused",
         "_timer",
         "_transport",
+        "_yielding",
         "congested",
         "key",
     )
 
-    def __init__(self, owner: ClientOwner, listener: Listener, buffer_limit: int) -> None:
+    def __init__(self, owner: ClientOwner, listener: Listener, buffer_limit: int, linger: float) -> None:
         self._owner = owner
         self._listener = listener
         self._buffer_limit = buffer_limit
+        self._linger = linger
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._fd = -1
         self._closing = False
         self._gone = False
+        self._half_closed = False
         self._paused = False
+        self._yielding = False
         self.key: Key | None = None
         self.congested = False
 
@@ -115,6 +126,8 @@ class ClientConnection(asyncio.Protocol):
         if not self._closing:
             try:
                 self._owner.client_data(self.key, data)  # type: ignore[arg-type]  # set, or it is closing
+                if len(data) >= TURN_BYTES:
+                    self._yield_turn()
             except Exception:
                 self._fail()
 
@@ -124,6 +137,7 @@ class ClientConnection(asyncio.Protocol):
         if self._gone or (self._fd >= 0 and hung_up(self._fd)):
             self.abort()
             return False
+        self._half_closed = True
         try:
             self._owner.client_eof(self.key)
         except Exception:
@@ -186,14 +200,18 @@ class ClientConnection(asyncio.Protocol):
             transport.pause_reading()
         else:
             self._paused = False
-            transport.resume_reading()
+            if not self._yielding:
+                transport.resume_reading()
 
     def close(self) -> None:
-        """Close behind what was sent; cut after `CLOSE_TIMEOUT` if that is not read."""
+        """Close behind what was sent; cut if that is not read in time.
+
+        That is `CLOSE_TIMEOUT`, or longer for a client that waits for nothing but its last answers.
+        """
         if self._transport is None or self._closing:
             return
         self._closing = True
-        self._set_timer(CLOSE_TIMEOUT)
+        self._set_timer(max(CLOSE_TIMEOUT, self._linger) if self._half_closed else CLOSE_TIMEOUT)
         self._transport.close()
 
     def abort(self) -> None:
@@ -217,6 +235,18 @@ class ClientConnection(asyncio.Protocol):
             self.abort()
         else:
             self._set_timer(HANGUP_GRACE)
+
+    def _yield_turn(self) -> None:
+        """Let the others be read before more is read from here."""
+        if self._transport is not None and not (self._closing or self._paused or self._yielding):
+            self._yielding = True
+            self._transport.pause_reading()
+            asyncio.get_running_loop().call_soon(self._take_turn)
+
+    def _take_turn(self) -> None:
+        self._yielding = False
+        if self._transport is not None and not (self._closing or self._paused):
+            self._transport.resume_reading()
 
     def _set_timer(self, seconds: float) -> None:
         if self._timer is not None:

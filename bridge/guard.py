@@ -29,23 +29,35 @@ SHELLS = ("/bin/sh", "sh")
 # At end of file with nothing listed the shell has only to exit. A loaded machine may take a while to let it.
 CLOSE_TIMEOUT_S = 1.0
 
-# `+ PGID` lists a group, `- PGID` takes it off the list. Signals are ignored because a stop that goes to
-# every process (a service manager's SIGTERM to the whole cgroup) must not end the guard before the bridge; at
-# end of file it ends by itself. A number on the list could in that second come to mean another group, but the
-# system hands numbers out in turn. `sleep` is the only program used; without it there is no second of grace.
+# `+ PGID` lists a group, `- PGID` takes it off the list. `? INODE` says that a process is about to be started
+# whose stdin is the pipe of that number, 0 that it was not: if the bridge is killed before it can say which
+# process that became, the pipe tells (Linux; it needs `readlink`). Signals are ignored because a stop that
+# goes to every process (a service manager's SIGTERM to the whole cgroup) must not end the guard before the
+# bridge; at end of file it ends by itself. A number on the list could in that second come to mean another
+# group, but the system hands numbers out in turn. Without `sleep` there is no second of grace.
 SCRIPT = """\
 trap '' HUP INT QUIT TERM PIPE ALRM USR1 USR2 TSTP TTIN TTOU
 alive=
+starting=
 while read -r op group; do
   case $op in
-    +) alive="$alive $group" ;;
+    '?') starting=${group#0} ;;
+    +) alive="$alive $group"
+       starting= ;;
     -) rest=
        for g in $alive; do [ "$g" = "$group" ] || rest="$rest $g"; done
        alive=$rest ;;
   esac
 done
-[ -n "$alive" ] || exit 0
+[ -n "$alive$starting" ] || exit 0
 sleep 1
+if [ -n "$starting" ]; then
+  for process in /proc/[0-9]*; do
+    if [ "$(readlink "$process/fd/0")" = "pipe:[$starting]" ] && [ "${process#/proc/}" -gt 1 ]; then
+      alive="$alive ${process#/proc/}"
+    fi
+  done
+fi
 for g in $alive; do kill -s KILL -- "-$g"; done
 """
 
@@ -86,6 +98,14 @@ class Guard:
     def pid(self) -> int | None:
         """The guard's process id; None when there is no guard."""
         return self._process.pid if self._process is not None else None
+
+    def expect(self, pipe: int) -> None:
+        """Say that a server is about to be started; `add` has to follow, or `expect(0)` if it was not.
+
+        Args:
+            pipe: the inode of the pipe that becomes its stdin.
+        """
+        self._tell(b"? %d\n" % pipe)
 
     def add(self, pgid: int) -> None:
         """List a process group: from now on it does not outlive the bridge by more than about a second.

@@ -29,13 +29,13 @@ from bridge.hangup import HangupWatch
 from bridge.lifecycle import Lifecycle
 from bridge.listener import Listener
 from bridge.logs import LogWriter, RateLimit, StderrRelay, printable
-from bridge.pool import Pool
 from bridge.supervisor import Supervisor
 from bridge.tuning import most_connections
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from bridge.admin import AdminServer, Health
+    from bridge.pool import Pool
 
 _log = logging.getLogger("bridge")
 
@@ -130,6 +130,8 @@ class Hub:
         self._supervisors: dict[int, Supervisor] = {}
         self._pool: Pool | None = None
         if settings.sharing != "shared":
+            from bridge.pool import Pool
+
             self._pool = Pool(
                 settings,
                 self,
@@ -197,10 +199,14 @@ class Hub:
                 _log.info("health at %s", address)
 
     def _accepted(self, listener: Listener) -> ClientConnection:
-        return ClientConnection(self, listener, self._settings.client_buffer)
+        settings = self._settings
+        return ClientConnection(self, listener, settings.client_buffer, settings.limits.linger)
 
     def _replace_servers(self) -> None:
+        if self._pool is not None:
+            self._pool.replace()
         if not self._supervisors:
+            self._life.replaced()
             return  # nothing has been started yet: what will be is new
         _log.info("SIGHUP: replacing the server")
         self._deliver(self._router.replace_servers(self._clock()))
@@ -249,8 +255,10 @@ class Hub:
     async def _shut(self) -> None:
         self._stop_accepting()
         grace = self._settings.stop_grace
-        pools = [] if self._pool is None else [self._pool]
-        await asyncio.gather(*(one.stop(grace) for one in [*self._supervisors.values(), *pools]))
+        ends = [supervisor.stop(grace) for supervisor in self._supervisors.values()]
+        if self._pool is not None:
+            ends.append(self._pool.stop(grace))
+        await asyncio.gather(*ends)
         deadline = self._clock() + CLOSE_WAIT
         while self._connections and self._clock() < deadline and not self._life.hurried:
             await self._life.pause(0.01)
@@ -505,14 +513,19 @@ class Hub:
         self._unchecked = 0
         self._enforce()
 
+    def _buffered(self, key: Key) -> int:
+        return self._router.buffered(key) + (0 if self._pool is None else self._pool.buffered(key))
+
     def _enforce(self) -> None:
         """Keep all buffers together within bounds: the client that holds most is cut."""
         for key in [key for key, connection in self._congested.items() if not connection.congested]:
             del self._congested[key]
         limit = self._settings.max_buffered
         while True:
-            held = {key: c.unread + self._router.buffered(key) for key, c in self._connections.items()}
+            held = {key: c.unread + self._buffered(key) for key, c in self._connections.items()}
             total = sum(held.values()) + sum(port.child.unsent for port in self._children.values())
+            if self._pool is not None:
+                total += self._pool.unsent
             if total <= limit or not held:
                 return
             key = max(held, key=held.__getitem__)

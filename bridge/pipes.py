@@ -13,6 +13,7 @@ import logging
 import os
 import termios
 from collections.abc import Callable
+from typing import cast
 
 __all__ = ["Pipe", "PipeReader", "StderrLines", "drain", "enlarge", "open_pipe"]
 
@@ -22,6 +23,9 @@ logger = logging.getLogger("bridge")
 # messages of 4 KB and more a fifth faster.
 PIPE_SIZE = 1 << 20
 READ_SIZE = 256 << 10
+# So much at once, and a pipe is read on only in the next turn of the event loop: libuv would read up to 32
+# times from one that is never empty, 8 MiB, before it looks at anything else, a signal for one.
+TURN_BYTES = 32 << 10
 # A line of stderr is cut here: what a server writes must not grow in memory if it never writes a newline.
 STDERR_LINE = 8 << 10
 # Enough for the last traceback, which is shown when the server crashes.
@@ -55,14 +59,27 @@ class PipeReader(asyncio.Protocol):
     def __init__(self, on_data: Callable[[bytes], None], on_end: Callable[[], None]) -> None:
         self._on_data = on_data
         self._on_end = on_end
+        self._transport: asyncio.ReadTransport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.ReadTransport, transport)  # uvloop's are no subclass of it
 
     def data_received(self, data: bytes) -> None:
         self._on_data(data)
+        transport = self._transport
+        if len(data) >= TURN_BYTES and transport is not None and not transport.is_closing():
+            transport.pause_reading()
+            asyncio.get_running_loop().call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
 
     def eof_received(self) -> None:
         self._on_end()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
         self._on_end()
 
 

@@ -276,7 +276,7 @@ class Pool:
             now = self._loop.time()
             self._deliver(self._core.server_closed(process.key, now, exited=exited))
         self._owner.pool_port(process.key, None)
-        if spare and not process.stopping:
+        if spare:
             self._spare_later()
         self._go_on()
 
@@ -400,6 +400,11 @@ class Pool:
             end = self._loop.create_task(process.child.stop(self._settings.stop_grace))
             self._ends.add(end)
             end.add_done_callback(self._ends.discard)
+
+    def replace(self) -> None:
+        """The server is to be another one from now on: spare processes go; clients keep theirs."""
+        for process in list(self._spares.values()):
+            self._stop(process)
 
     # --- Time and the end
 

@@ -48,10 +48,15 @@ def start_process(
     env: Mapping[str, str],
     cwd: str | None,
     stderr: Literal["relay", "inherit", "null"],
+    announce: Callable[[int], None] | None = None,
 ) -> Started:
     """Run a command in its own session and process group, with nothing open but stdin, stdout and stderr.
 
     Blocks until the program runs, which takes a millisecond. Whoever reaps the process has to `release` it.
+
+    Args:
+        announce: called just before the process is started, with the inode of the pipe that becomes its
+            stdin, and with 0 if it could not be started.
 
     Raises:
         SpawnError: the command cannot be run (exit code 126) or was not found (127).
@@ -71,6 +76,8 @@ def start_process(
         if stderr == "relay":
             stderr_pipe, stderr_end = open_pipe(ours, theirs)
             stderr_target = stderr_end.fileno()
+        if announce is not None:
+            announce(os.fstat(stdin_end.fileno()).st_ino)
         process = subprocess.Popen(
             list(command),
             stdin=stdin_end.fileno(),
@@ -82,6 +89,8 @@ def start_process(
             start_new_session=True,
         )
     except BaseException as error:
+        if announce is not None:
+            announce(0)
         for pipe in ours:
             pipe.close()
         if isinstance(error, OSError | ValueError):

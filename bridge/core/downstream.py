@@ -11,15 +11,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from msgspec import UNSET
+from msgspec import UNSET, Raw
 
 from bridge.core import jsonrpc
 from bridge.core.era import DISCOVER, INITIALIZE, Era
 from bridge.core.inflight import Child, Client, Entry, Kind, Logger, Queue, Queued, Session, id_key
 from bridge.core.jsonrpc import (
+    CLIENT_CAPABILITIES,
+    CLIENT_INFO,
+    LOG_LEVEL,
     PROGRESS_TOKEN,
+    PROTOCOL_VERSION,
+    SUBSCRIPTION_ID,
     Call,
     Id,
+    Members,
     Message,
     Meta,
     decode_members,
@@ -31,7 +37,7 @@ from bridge.core.legacy import OWN, PING, LegacySessions
 from bridge.core.lines import REWRITE_ROOM, ClientLines
 from bridge.core.seats import Seats
 from bridge.core.subscriptions import LISTEN, Subscriptions
-from bridge.core.tables import LEFT, NoticeKind, Tables
+from bridge.core.tables import LEFT, NoticeKind, Tables, short_members
 from bridge.core.waiting import Waiting
 
 CANCELLED: Final = "notifications/cancelled"
@@ -51,6 +57,41 @@ LEGACY: Final = Era.LEGACY
 REQUEST: Final = Kind.REQUEST
 
 _NO_META: Final = Meta()
+
+USUAL_META_KEPT: Final = 1024
+"""A `_meta` that a client sends with every request is recognised up to this length, in bytes."""
+
+# Names that need no second look; all others are compared with those that are translated.
+KNOWN_PARAMS: Final = frozenset(
+    {"_meta", "name", "arguments", "uri", "cursor", "ref", "argument", "context", "notifications", "level"}
+    | {
+        "inputResponses",
+        "requestState",
+        "protocolVersion",
+        "capabilities",
+        "clientInfo",
+        "requestId",
+        "reason",
+        "task",
+        "taskId",
+    }
+)
+KNOWN_META: Final = frozenset(
+    {PROGRESS_TOKEN, PROTOCOL_VERSION, CLIENT_INFO, CLIENT_CAPABILITIES, LOG_LEVEL}
+    | {"traceparent", "tracestate", "baggage"}
+)
+TRANSLATED: Final = frozenset(
+    {"_meta", "requestId", "task", "taskId"} | {PROGRESS_TOKEN, PROTOCOL_VERSION, LOG_LEVEL, SUBSCRIPTION_ID}
+)
+_FOLDED: Final = frozenset(name.casefold() for name in TRANSLATED)
+
+
+def _drop_look_alikes(members: Members) -> bool:
+    """Take out what differs from a translated name by case alone; return whether there was anything."""
+    alike = [name for name in members if name.casefold() in _FOLDED and name not in TRANSLATED]
+    for name in alike:
+        del members[name]
+    return bool(alike)
 
 
 def _meta_of(message: Call) -> Meta:
@@ -130,9 +171,12 @@ class Downstream(ClientLines):
                 continue
             child = legacy
             params = message.params
-            if type(params) is dict and "_meta" in params:
-                meta = decode_meta(params["_meta"])
-                if meta is not None:
+            if type(params) is dict:
+                raw = params.get("_meta")
+                if raw is not None and bytes(raw) == client.usual_meta and params.keys() <= KNOWN_PARAMS:
+                    child = modern  # as the one before: nothing in it is to be translated
+                else:
+                    meta = self._look(client, params)
                     if meta.version is not UNSET:
                         child = modern
                     if child is not None and (meta.token is not UNSET or meta.log_level is not UNSET):
@@ -153,6 +197,28 @@ class Downstream(ClientLines):
         if tables.limits.request_timeout is not None:
             tables.attention.due = True
 
+    def _look(self, client: Client, params: Members) -> Meta:
+        """What the bridge needs of a request's `_meta`; nothing of it goes on under a name that looks alike.
+
+        A server that reads names without regard to case would take `PROGRESSTOKEN` for a token, and
+        report to it what belongs to another client.
+        """
+        if not params.keys() <= KNOWN_PARAMS:
+            _drop_look_alikes(params)
+        raw = params.get("_meta")
+        meta = None if raw is None else decode_meta(raw)
+        if raw is None or meta is None:
+            return _NO_META
+        members = decode_members(raw)
+        assert members is not None
+        if not members.keys() <= KNOWN_META and _drop_look_alikes(members):
+            params["_meta"] = Raw(encoder.encode(members))
+        elif meta.version is not UNSET and meta.token is UNSET and meta.log_level is UNSET:
+            text = bytes(raw)
+            if len(text) <= USUAL_META_KEPT:
+                client.usual_meta = text
+        return meta
+
     def _message(self, client: Client, message: Call, measured: bool) -> None:
         """One valid message, whatever it is."""
         id = message.id
@@ -172,7 +238,7 @@ class Downstream(ClientLines):
 
     def _request(self, client: Client, message: Call, id: Id, method: str, measured: bool) -> None:
         tables = self._tables
-        meta = _meta_of(message)
+        meta = self._look(client, message.params) if type(message.params) is dict else _NO_META
         if tables.stopping:
             tables.refuse(client, id, jsonrpc.SHUTTING_DOWN, "the bridge is shutting down", "shutting_down")
             return
@@ -301,14 +367,22 @@ class Downstream(ClientLines):
 
     def _send_notification(self, child: Child, message: Call) -> None:
         params = message.params
-        if type(params) is dict and "_meta" in params:
-            members = decode_members(params["_meta"])
-            if members is not None and members.pop(PROGRESS_TOKEN, None) is not None:
-                # It names nothing, but a server could take it for a stranger's.
-                self._tables.stats.removed_tokens += 1
-                params["_meta"] = members  # type: ignore[assignment]  # encoded with its fellows
+        if type(params) is dict:
+            self._remove_token(params)
         self._tables.stats.notifications_up += 1
         self._tables.outbox.put(child, message)
+
+    def _remove_token(self, params: Members) -> None:
+        """A notification's token names nothing, but a server could take it for a stranger's."""
+        _drop_look_alikes(params)
+        members = decode_members(params["_meta"]) if "_meta" in params else None
+        if members is None:
+            return
+        removed = members.pop(PROGRESS_TOKEN, None) is not None
+        if removed:
+            self._tables.stats.removed_tokens += 1
+        if _drop_look_alikes(members) or removed:
+            params["_meta"] = Raw(encoder.encode(members))
 
     def _cancelled(self, client: Client, message: Call) -> None:
         """A client gives a request up: it, and nobody else's, ends."""
@@ -321,6 +395,7 @@ class Downstream(ClientLines):
             tables.stats.dropped_notifications_up += 1
             return
         assert type(params) is dict
+        self._remove_token(params)
         rest = {name: value for name, value in params.items() if name != "requestId"}
         found = self._waiting.remove(client, id)
         found += self._subscriptions.client_cancelled(client, id, rest, tables.served.get(Era.MODERN))
@@ -328,6 +403,7 @@ class Downstream(ClientLines):
         mine = [(number, entry) for number, entry in client.inflight.items() if id_key(entry.id) == key]  # type: ignore[arg-type]  # a client's entry has an id
         for number, entry in mine:
             tables.abandon(number, entry, rest)
+            rest = short_members(rest)  # one line of a client is not to become hundreds as long
         if found or mine:
             self.feed(client)
         else:

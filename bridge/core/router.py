@@ -29,6 +29,11 @@ LINE_ROOM: Final = 1024
 """What a client's line may be longer than the limit as it comes, in bytes: white space goes."""
 
 
+QUEUED_ROOM: Final = 300
+"""What a line that waits takes besides its bytes, in bytes: without it a queue of short lines would take
+many times what is counted."""
+
+
 class Router:
     """Multiplexes many clients onto one server.
 
@@ -109,7 +114,7 @@ class Router:
         client = self._tables.clients.get(key)
         if client is None:
             return 0
-        queued = sum(queue.bytes for queue in client.waiting.values())
+        queued = sum(queue.bytes + len(queue) * QUEUED_ROOM for queue in client.waiting.values())
         kept = sum(holder.share.size for holder in client.holders.values())
         subscribed = 0 if client.session is None else held_bytes(client.session)
         return client.framer.buffered + queued + kept + subscribed

@@ -391,9 +391,12 @@ class Seats:
                 self.refuse(client, id, "", era, refusal)
         else:
             for holder in self._subscriptions.end_all():
-                self.refuse(holder.client, holder.id, "", era, refusal)
+                # It may have been written to a process before: what has an owner was sent once.
+                self.refuse(holder.client, holder.id, "", era, refusal, delivered=True)
 
-    def refuse(self, client: Client, id: Id, method: str, era: Era, refusal: EraRefusal) -> None:
+    def refuse(
+        self, client: Client, id: Id, method: str, era: Era, refusal: EraRefusal, *, delivered: bool = False
+    ) -> None:
         """Answer a request of an era that is not served.
 
         `server/discover` gets the server's own error, or what a legacy server says: from
@@ -415,4 +418,4 @@ class Seats:
         else:
             code = ERA_NOT_SERVED
         text = f"{NAMES[era]} is not served here: {refusal.why}; use a client that speaks {NAMES[era.other]}"
-        tables.refuse(client, id, code, text, "era_not_served", supported=supported)
+        tables.refuse(client, id, code, text, "era_not_served", delivered=delivered, supported=supported)

@@ -37,13 +37,17 @@ from bridge.core.jsonrpc import (
     notification_line,
     result_line,
 )
-from bridge.core.tables import Tables
+from bridge.core.tables import Tables, short_members
 
 LISTEN: Final = "subscriptions/listen"
 ACKNOWLEDGED: Final = "notifications/subscriptions/acknowledged"
 
 ENDED: Final[Members] = {"reason": Raw(b'"the bridge has ended the subscription"')}
 """Why a listen is cancelled that no client has given up."""
+
+MAX_SHARED_FILTER: Final = 256 * 1024
+"""A filter longer than this, in bytes, is not compared with others: to sort a million URIs holds
+everybody up for seconds."""
 
 MAX_OPENINGS: Final = 3
 """How many children in a row may end before they acknowledge a listen. A listen that
@@ -110,7 +114,8 @@ _decode_grant: Final = msgspec.json.Decoder(Grant).decode
 _decode_shared_meta: Final = msgspec.json.Decoder(_SharedMeta).decode
 _canonical: Final = msgspec.json.Encoder(order="deterministic").encode
 
-ShareKey = tuple[bool, bool, bool, frozenset[str], str, bytes]
+ShareKey = tuple[bool, bool, bool, bytes, str, bytes]
+"""The URIs as one piece of JSON: a million of them take many times their bytes one by one."""
 
 
 class Holder(Struct, gc=False):
@@ -121,8 +126,8 @@ class Holder(Struct, gc=False):
     id: Id
     token: bytes | None
     share: Share
-    granted: Grant | None = None
-    """What its acknowledgement said; None until it has been sent one."""
+    granted: Raw | None = None
+    """What its acknowledgement said; None until it has been sent one. See `Grant`."""
 
 
 class Share(Struct, gc=False):
@@ -138,9 +143,9 @@ class Share(Struct, gc=False):
     """Of the listen at the present child; None while it is not written."""
     holders: dict[int, Holder] = field(default_factory=dict)
     grant: Raw | None = None
-    parsed: Grant | None = None
+    """What the server acknowledged, as bytes: see `ShareKey`."""
     size: int = 0
-    """Of what opens it, in bytes: it is kept as long as the share."""
+    """Of what opens it, of its key and its grant, in bytes: they are kept as long as the share."""
     openings: int = 0
     """Children that ended without an acknowledgement, in a row."""
     logs: bool = False
@@ -150,13 +155,15 @@ def share_key(params: Members, meta: Meta) -> ShareKey | None:
     """What two listens must have in common to be one at the server; None if this one is not shared."""
     if params.keys() != {"_meta", "notifications"} or meta.token is not UNSET or meta.log_level is not UNSET:
         return None
+    if len(memoryview(params["notifications"])) > MAX_SHARED_FILTER:
+        return None
     try:
         wanted = _decode_filter(params["notifications"])
         shared = _decode_shared_meta(params["_meta"])
         capabilities = _canonical(shared.capabilities)
     except (msgspec.DecodeError, RecursionError):
         return None
-    uris = frozenset(wanted.resourceSubscriptions)
+    uris = encoder.encode(sorted(set(wanted.resourceSubscriptions)))
     return (
         wanted.toolsListChanged,
         wanted.promptsListChanged,
@@ -227,7 +234,7 @@ class Subscriptions:
                 self._acknowledge(holder)
             return
         self._next += 1
-        size = sum(len(memoryview(value)) for value in params.values())
+        size = sum(len(memoryview(value)) for value in params.values()) + (0 if key is None else len(key[3]))
         share = Share(self._next, key, _owned(message), size=size, logs=meta.log_level is not UNSET)
         self._all[share.number] = share
         if key is not None:
@@ -311,15 +318,25 @@ class Subscriptions:
         share.state = State.OPEN
         share.openings = 0
         grant = params.get("notifications", Raw(b"{}"))
+        if share.grant is not None:
+            share.size -= len(memoryview(share.grant))
         share.grant = Raw(self._tables.codec_up.owned(message, grant))
-        share.parsed = parsed = _parse_grant(share.grant)
+        share.size += len(memoryview(share.grant))
         fan = FanOut(self._tables, message, members)
+        covered: dict[bytes, Grant | None] = {}
         for holder in list(share.holders.values()):
             if holder.granted is None:
-                holder.granted = parsed
+                holder.granted = share.grant
                 fan.send(holder)
-            elif parsed.covers(holder.granted):
-                self._changed(holder)
+                continue
+            # Holders of one share were granted the same, or nearly: each grant is read once.
+            before = bytes(holder.granted)
+            if before not in covered:
+                granted = _parse_grant(holder.granted)
+                covered[before] = granted if _parse_grant(share.grant).covers(granted) else None
+            granted_before = covered[before]
+            if granted_before is not None:
+                self._changed(holder, granted_before)
             else:
                 self._end(holder)
                 self.finish(holder.client, holder.id)
@@ -330,15 +347,14 @@ class Subscriptions:
     def _acknowledge(self, holder: Holder) -> None:
         """To a late joiner: from the grant alone."""
         share = holder.share
-        holder.granted = share.parsed
+        holder.granted = share.grant
         params = {"notifications": share.grant, "_meta": {SUBSCRIPTION_ID: holder.id}}
         self._tables.stats.notifications_down += 1
         self._tables.outbox.put(holder.client, notification_line(ACKNOWLEDGED, params))
 
-    def _changed(self, holder: Holder) -> None:
+    def _changed(self, holder: Holder, granted: Grant) -> None:
         """Changes may have been missed: one notification of each kind a holder was granted."""
-        assert holder.granted is not None
-        for method, params in holder.granted.changes():
+        for method, params in granted.changes():
             params["_meta"] = {SUBSCRIPTION_ID: holder.id}
             self._tables.stats.notifications_down += 1
             self._tables.outbox.put(holder.client, notification_line(method, params))
@@ -407,6 +423,7 @@ class Subscriptions:
         mine = [holder for holder in client.holders.values() if id_key(holder.id) == key]
         for holder in mine:
             self.leave(holder, rest, child)
+            rest = short_members(rest)
         return len(mine)
 
     def leave(self, holder: Holder, rest: Members, child: Child | None) -> None:

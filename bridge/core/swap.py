@@ -114,7 +114,7 @@ class Swaps:
             if child is None:
                 tables.drop_seat(seat)
                 continue
-            seat.drain_until = until if child in old else tables.now
+            seat.drain_until = until
             child.muted = True
             self.retiring[seat.number] = seat
         self.current.seats[0].first_need = tables.seats[0].first_need

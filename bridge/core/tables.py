@@ -30,7 +30,8 @@ LOGGERS_KEPT: Final = 4096
 """So many requests that asked for logs are told apart; a client may give up any number in the 30 s."""
 
 CANCEL_MEMBERS_KEPT: Final = 4096
-"""The longest `params`, in bytes, that a cancellation brings along while stdin is blocked."""
+"""The longest `params`, in bytes, that a cancellation brings along while stdin is blocked, and that one
+cancellation of a client brings along for each of several requests."""
 
 
 class Limits(Struct, frozen=True):
@@ -322,17 +323,29 @@ class Tables:
 
     def cancel(self, child: Child, upstream_id: int, rest: Members) -> None:
         """Write a cancellation. It passes window and queue, and a blocked stdin."""
-        if child.blocked and sum(len(memoryview(value)) for value in rest.values()) > CANCEL_MEMBERS_KEPT:
-            rest = {}
+        if child.blocked:
+            rest = short_members(rest)
         self.stats.cancels += 1
+        line = self._cancellation(upstream_id, rest)
+        # It may have been short enough with the client's id; a server must never get a longer one.
+        if len(line) > self.limits.max_request:
+            line = self._cancellation(upstream_id, {})
+        self.outbox.put(child, Raw(line))
+
+    def _cancellation(self, upstream_id: int, rest: Members) -> bytes:
         line = notification_line("notifications/cancelled", {**rest, "requestId": upstream_id})
-        self.outbox.put(child, Raw(self.codec_up.unmark(bytes(line))))
+        return self.codec_up.unmark(bytes(line))
 
     def settle(self, client: Client) -> None:
         """Close a client that has stopped sending once nothing is owed to it."""
         if client.eof_at is not None and client.idle:
             self.lingering.pop(client.key, None)
             self.outbox.close(client)
+
+
+def short_members(rest: Members) -> Members:
+    """Further members of a cancellation if they are few; none if they are more than can be written often."""
+    return rest if sum(len(memoryview(value)) for value in rest.values()) <= CANCEL_MEMBERS_KEPT else {}
 
 
 LEFT: Final[Members] = {"reason": Raw(b'"the client disconnected"')}

@@ -37,6 +37,10 @@ from bridge.core.tables import NoticeKind, Tables
 PROGRESS: Final = "notifications/progress"
 LOG: Final = "notifications/message"
 
+MAY_BEGIN: Final = b"{ \t\r\xef"
+"""First bytes of a line that may hold a message. A server that prints other lines by the thousand costs no
+decoding."""
+
 LEGACY_PHASES: Final = frozenset({*AWAITING_GREETING, Phase.LEGACY})
 """In which a child may ask something of its client."""
 
@@ -93,11 +97,18 @@ class Upstream:
             self.messages(child, messages)
             return
         for line in block.split(b"\n")[:-1]:
+            if line and line[0] not in MAY_BEGIN:
+                self._damaged(child, line, None, too_long=False)
+                continue
             decoded = codec.decode_line(line)
             if decoded is None:
                 continue
             if type(decoded) is Refusal:
                 self._damaged(child, line, salvage_id(line), too_long=False)
+            elif type(decoded.id) is Raw and decoded.method is UNSET:  # type: ignore[union-attr]  # a Message
+                # No id of the bridge's, and no key of a table either: it has no hash.
+                child.spoke = True
+                self._unasked(child, decoded)  # type: ignore[arg-type]  # as above
             else:
                 self.messages(child, [decoded])  # type: ignore[list-item]  # a Message
 

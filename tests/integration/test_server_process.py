@@ -291,6 +291,18 @@ async def test_a_server_that_floods_stderr_is_never_blocked_by_it() -> None:
         assert 100 < len(relayed) < 2000, "rate-limited"
 
 
+@pytest.mark.parametrize("flood", ["x\\n", "{}\\n", "\\0"])
+async def test_a_server_that_never_stops_writing_starves_nobody_and_can_be_stopped(flood: str) -> None:
+    """Section 8: all within 10 s, whatever the server does; the loop would read 8 MiB from it at a time."""
+    code = f"import os\nwhile True: os.write(1, b'{flood}' * 32768)"
+    async with running_bridge(sys.executable, "-c", code) as bridge:
+        await bridge.wait_log("the server wrote a line that is no message" if "n" in flood else "server runs")
+        async with await bridge.connect() as client:
+            for _ in range(3):
+                assert "result" in await client.legacy_request("ping")
+        assert await bridge.stop() == 0
+
+
 async def test_its_stderr_is_relayed_line_by_line_with_a_mark() -> None:
     async with served(settings={"stderr": "one\n\x1b[31mtwo"}) as (bridge, client):
         await client.call("do", stderr="three")

@@ -259,3 +259,16 @@ async def test_stopping_feeds_it_to_the_end(manager: Manager) -> None:
         bridge.signal(signal.SIGTERM)
         await manager.told("STOPPING")
         await manager.told("WATCHDOG", sum("WATCHDOG" in message for message in manager.read()) + 3)
+
+
+async def test_what_a_watchdog_kills_shows_its_stacks_and_leaves_no_server() -> None:
+    """systemd ends a process that no longer feeds it with SIGABRT; also when no Python code can run."""
+    async with running_bridge(*server_command("deaf.py", "--grandchild"), expect_exit=None) as bridge:
+        async with await bridge.connect() as client:
+            await client.call("do")
+        bridge.signal(signal.SIGABRT)
+        assert await bridge.wait() == -signal.SIGABRT
+        text = bridge.stderr_text()
+        assert "Fatal Python error: Aborted" in text
+        assert "most recent call first" in text
+        await bridge.no_process_left()

@@ -62,12 +62,6 @@ def levels_set(server: Server) -> list[str]:
     return [message["params"]["level"] for message in received if message["method"] == "logging/setLevel"]
 
 
-def levels_set(server: Server) -> list[str]:
-    """The levels that the first process was told, in order."""
-    received = server.received(1)
-    return [message["params"]["level"] for message in received if message["method"] == "logging/setLevel"]
-
-
 async def settled(*clients: RawClient) -> None:
     """Whatever the server wrote before is with these clients."""
     for client in clients:

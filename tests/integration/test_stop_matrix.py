@@ -157,6 +157,19 @@ async def again_and_again(scene: Scene, number: signal.Signals) -> None:
         await asyncio.sleep(0.002)
 
 
+async def behind_a_replacement(scene: Scene, number: signal.Signals) -> None:
+    """The server is replaced; what has not ended of the old one ends, too."""
+    scene.bridge.signal(signal.SIGHUP)
+    await scene.bridge.wait_log("the server was replaced")
+    scene.bridge.signal(number)
+
+
+async def during_a_replacement(scene: Scene, number: signal.Signals) -> None:
+    scene.bridge.signal(signal.SIGHUP)
+    await scene.bridge.wait_log("SIGHUP")
+    scene.bridge.signal(number)
+
+
 @dataclass(frozen=True)
 class Signal:
     """A column of the matrix."""
@@ -174,6 +187,10 @@ SIGNALS = [
     Signal("INT", signal.SIGINT, 0, SHORT),
     Signal("QUIT", signal.SIGQUIT, 1, (*NO_DRAIN, "--stop-grace", "0.2")),
     Signal("KILL", signal.SIGKILL, -signal.SIGKILL, NO_DRAIN),
+    Signal("HUP, then TERM", signal.SIGTERM, 0, SHORT, behind_a_replacement),
+    Signal("HUP, then KILL", signal.SIGKILL, -signal.SIGKILL, NO_DRAIN, behind_a_replacement),
+    Signal("TERM during a HUP", signal.SIGTERM, 0, SHORT, during_a_replacement),
+    Signal("KILL during a HUP", signal.SIGKILL, -signal.SIGKILL, NO_DRAIN, during_a_replacement),
 ]
 
 

@@ -3,7 +3,8 @@
 Every event is put to two routers, one of which gets each line by itself and cut: what they write must be the
 same. What is written is judged by what must hold whatever happens: a request has one outcome, at the client
 that asked; a process is asked for its era once, and is sent nothing of the other; a session's requests come
-behind its greeting; nobody waits for ever; nothing is left when all have gone. Of what clients of one session
+behind its greeting; a process that was replaced, or is to replace another, is sent nothing new and tells
+nobody anything; nobody waits for ever; nothing is left when all have gone. Of what clients of one session
 hold (subscriptions, levels, tasks) nobody is told another's; the server is asked about one thing at a time,
 and in the end it is in the state that they add up to.
 
@@ -71,6 +72,7 @@ LIST_CHANGED: Final = notification("notifications/tools/list_changed")
 RESTART_WAIT: Final = 30
 PROBE: Final = 10
 START: Final = 20
+SWAP_DRAIN: Final = 15
 ROOM: Final = 1 << 30
 
 number = st.integers(0, 31)
@@ -143,6 +145,7 @@ class TheEras(RuleBasedStateMachine):
             restart_wait=RESTART_WAIT,
             probe_timeout=PROBE,
             start_timeout=START,
+            swap_drain=SWAP_DRAIN,
             paused_lines=1,
             turn_bytes=1,
             era=era,
@@ -156,6 +159,10 @@ class TheEras(RuleBasedStateMachine):
         """By seat."""
         self.wanted = {0}
         """Seats whose process the shell starts: it was asked to, or somebody waited at the last one's end."""
+        self.late: set[int] = set()
+        """Seats that are given up, and whose process may be on its way."""
+        self.speaking: Process | None = None
+        """Whose words are being judged."""
         self.peers: dict[Key, Peer] = {}
         self.used: set[int] = set()
         self.marker = 0
@@ -196,6 +203,7 @@ class TheEras(RuleBasedStateMachine):
                 if piece:
                     fine += getattr(self.fine, name)(key, piece, self.now)
         coarse = getattr(self.coarse, name)(key, b"".join(data), self.now)
+        self.speaking = next((process for process in self.processes.values() if process.key == key), None)
         self.judge(fine, coarse)
 
     def judge(self, fine: list[Output], coarse: list[Output]) -> None:
@@ -238,16 +246,25 @@ class TheEras(RuleBasedStateMachine):
             elif kind in (NoticeKind.REPLACE_CHILD, NoticeKind.RETIRE_CHILD):
                 assert not self.processes[seat].stopped
                 self.processes[seat].stopped = True
+            elif kind in (NoticeKind.SWAPPED, NoticeKind.SWAP_FAILED):
+                given_up = {seat for seat in self.wanted if not self.counts(seat)}
+                self.wanted -= given_up
+                self.late |= given_up
         # A process that was asked for may be long in coming, but it must have been asked for.
-        for seat in (0, 1):
+        for seat in self.fine.seats:
             if self.fine.needed(seat) and not self.drained:
                 assert seat in self.processes or seat in self.wanted, f"nobody starts {seat}"
+        self.speaking = None
         self.fine_so_far = True
         for kind, seat in kinds:
             if kind is NoticeKind.READY:
                 self.processes[seat].ready = True
                 self.legacy_is_ready(self.processes[seat], sessions)
                 self.make_room(seat)
+
+    def counts(self, seat: int) -> bool:
+        """Whether a seat's process serves, is to serve, or is to replace another."""
+        return seat in self.fine.seats or self.fine.is_new(seat)
 
     def legacy_is_ready(self, process: Process, sessions: list[Peer]) -> None:
         """Those who were greeted by another server must initialize again; the others go on."""
@@ -328,6 +345,7 @@ class TheEras(RuleBasedStateMachine):
 
     def routed(self, process: Process, item: Json, modern: bool) -> None:
         """A client's request has come to a process."""
+        assert process.seat in self.fine.seats
         client, _, token = self.asked[item["params"]["marker"]]
         if item["method"] == "tasks/get":
             assert item["params"]["taskId"] in self.peers[client].tasks
@@ -351,6 +369,7 @@ class TheEras(RuleBasedStateMachine):
         if item == LIST_CHANGED:
             assert peer.session
             assert peer.initialized
+            assert self.speaking is None or self.speaking.seat in self.fine.seats
             return
         if item.get("method") == "notifications/resources/updated":
             assert any(
@@ -546,11 +565,69 @@ class TheEras(RuleBasedStateMachine):
         seat = pick(self.startable(), n)
         self.wanted.discard(seat)
         self.last_key += 1
-        self.processes[seat] = Process(Key(self.last_key), seat)
+        process = self.processes[seat] = Process(Key(self.last_key), seat)
         self.event("server_opened", Key(self.last_key), self.now, seat)
+        if seat in self.late:
+            self.late.discard(seat)
+            process.stopped = True
 
     def startable(self) -> list[int]:
-        return [] if self.drained else sorted(self.wanted - self.processes.keys())
+        return [] if self.drained else sorted((self.wanted | self.late) - self.processes.keys())
+
+    @precondition(lambda self: any(process.ready for process in self.processes.values()))
+    @rule(n=number, how=chance)
+    def replacement_goes_well(self, n: int, how: int) -> None:
+        """At once; what is said on either side of it comes while both processes are there."""
+        if how > 4 or self.drained:
+            return
+        if not self.trials():
+            self.event("replace_servers", self.now)
+        trials = self.trials()
+        for seat in trials:
+            if seat not in self.processes:
+                self.child_starts(self.startable().index(seat))
+        for seat in trials:
+            process = self.processes.get(seat)
+            if process is not None and process.sent and not process.ready:
+                up = next(iter(process.sent))
+                answer = self.server_line(process, 11, n, up) if how == 0 else self.good_answer(process, up)
+                self.lines("server_data", process.key, [answer, line(LIST_CHANGED)], 1000)
+        for process in list(self.processes.values()):
+            data = [line(LIST_CHANGED), self.server_line(process, 4, n), self.server_line(process, n % 3, n)]
+            self.lines("server_data", process.key, data, 1000)
+        self.time_passes(pick((0.1, SWAP_DRAIN), n))
+        if how % 2:
+            for process in [process for process in self.processes.values() if process.stopped]:
+                self.end(process, True)
+
+    @rule(how=chance)
+    def servers_are_replaced(self, how: int) -> None:
+        """Twice in a row now and then: one more is remembered."""
+        for _ in range((how <= 2) + (how == 0)):
+            if not self.drained:
+                self.event("replace_servers", self.now)
+
+    def trials(self) -> list[int]:
+        """Seats whose process is to replace another."""
+        return sorted(seat for seat in self.wanted | self.processes.keys() if self.fine.is_new(seat))
+
+    @precondition(lambda self: self.trials())
+    @rule(n=number, how=chance)
+    def replacement_goes_on(self, n: int, how: int) -> None:
+        """It starts, and answers as it should; seldom it does not."""
+        seat = pick(self.trials(), n)
+        if seat not in self.processes:
+            if how and not self.drained:
+                self.child_starts(self.startable().index(seat))
+            else:
+                self.exhaust(seat)
+        elif how == 0:
+            self.end(self.processes[seat], n % 2 == 0)
+        elif self.processes[seat].sent:
+            process = self.processes[seat]
+            self.lines(
+                "server_data", process.key, [self.good_answer(process, next(iter(process.sent)))], 1000
+            )
 
     @precondition(lambda self: self.processes)
     @rule(
@@ -676,7 +753,7 @@ class TheEras(RuleBasedStateMachine):
         del self.processes[seat]
         self.judge(fine, coarse)
         assert before.keys() - self.processes.keys() == {seat}
-        if not (self.fine.needed(seat) or seat == 0):
+        if not (self.fine.needed(seat) or seat == self.fine.seats[0]):
             self.wanted.discard(seat)
 
     @precondition(lambda self: self.processes)
@@ -737,14 +814,17 @@ class TheEras(RuleBasedStateMachine):
         elif what <= 9:
             self.child_ends(n, how % 6)
         elif what == 10:
-            seat = how % 2
-            if seat not in self.processes and seat in self.wanted:
-                # It is started again only if it is needed.
-                self.wanted.discard(seat)
-                self.event("server_exhausted", seat, self.now)
-                assert not self.fine.needed(seat)
+            seats = sorted(self.wanted - self.processes.keys())
+            if seats:
+                self.exhaust(pick(seats, how))
         elif how == 31 and not self.drained:
             self.drain()
+
+    def exhaust(self, seat: int) -> None:
+        """It cannot be started; and it is started again only if it is needed."""
+        self.wanted.discard(seat)
+        self.event("server_exhausted", seat, self.now)
+        assert not self.fine.needed(seat)
 
     def drain(self) -> None:
         self.drained = True
@@ -766,8 +846,18 @@ class TheEras(RuleBasedStateMachine):
         for router in (self.fine, self.coarse):
             assert not any(router.table_sizes().values()), router.table_sizes()
             assert router.buffered_all == router.in_flight == 0
+        for _ in range(3):  # one more replacement may have been remembered
+            for seat in self.trials():
+                if seat in self.processes:
+                    self.end(self.processes[seat], True)
+                elif self.fine.is_new(seat):
+                    self.exhaust(seat)
+        for process in list(self.processes.values()):
+            if process.seat not in self.fine.seats:
+                self.end(process, True)
         self.time_passes(1000)
         assert not self.fine.needs_tick
+        assert len(self.fine._tables._seats) == 2
 
     def unanswered(self) -> set[tuple[Key, str]]:
         """Requests of clients that are there which have had no outcome."""

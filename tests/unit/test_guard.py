@@ -166,6 +166,48 @@ def test_a_server_has_time_to_end_by_itself_when_the_bridge_is_killed(tmp_path: 
         assert mark.read_text() == "clean\n"
 
 
+# A bridge that is killed when it has just started its server, before it can list it.
+KILLED_AT_ONCE = """
+import os, signal, sys
+from bridge import child, guard, process
+def killed(*args):
+    os.kill(os.getpid(), signal.SIGKILL)
+guard.Guard.add = killed
+keeper = guard.Guard.start()
+import asyncio
+asyncio.run(child.spawn(None, sys.argv[1:], env=os.environ, cwd=None, guard=keeper, hangups=None, relay=None,
+                        stderr="inherit"))
+"""
+
+
+def test_a_server_that_was_just_started_goes_too_if_the_bridge_is_killed_before_it_is_listed() -> None:
+    argv = [sys.executable, "-c", KILLED_AT_ONCE, "/bin/sh", "-c", "echo $$ >&2; " + DEAF]
+    # It reads no stdin, so that nothing but the guard ends it.
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as bridge:
+        assert bridge.stderr is not None
+        pid = int(bridge.stderr.readline())
+        assert bridge.wait(WAIT_S) == -signal.SIGKILL
+        assert pid > 1
+        try:
+            wait_until(lambda: not running(pid), GONE_S)
+        finally:
+            if running(pid):
+                os.killpg(pid, signal.SIGKILL)
+
+
+def test_a_server_that_could_not_be_started_is_expected_no_more(guard: Guard) -> None:
+    """The guard has nothing to wait for then, and ends at once."""
+    guard.expect(12345)
+    guard.expect(0)
+    process = guard._process
+    assert process is not None
+    began = time.monotonic()
+    os.close(guard._pipe)
+    assert process.wait(WAIT_S) == 0
+    guard._pipe = os.open(os.devnull, os.O_WRONLY)
+    assert time.monotonic() - began < 1.0, "the second of grace was not waited for"
+
+
 def test_children_left_by_a_server_that_ended_politely_are_gone_too() -> None:
     """Reported: kill the wrapper only."""
     with reduced_bridge("sh", "-c", "sleep 1000 & echo $!; cat > /dev/null") as (bridge, _, server, other):

@@ -116,8 +116,10 @@ def test_a_blocked_reader_loses_lines_and_is_told_how_many(pipe: tuple[int, int]
     reading.join(BOUND_S)
     assert lines.count(line) == 3000 - lost
     notes = [each for each in lines if b"log lines were lost" in each]
-    assert len(notes) == 1
-    assert f" warning {lost} log lines were lost".encode() in notes[0]
+    # Told once or twice: a busy machine may have let the writer begin in the middle of the loop.
+    told = [int(each.split(b" warning ")[1].split()[0]) for each in notes]
+    assert 1 <= len(told) <= 2
+    assert sum(told) == lost
     assert lines[-1] == b"later"
 
 

@@ -150,10 +150,10 @@ def seat_name(seat: int) -> str:
 INITIALIZED: Final = notification("notifications/initialized")
 
 
-def not_served(id: Id, era: Era, *supported: str, code: int = -31006) -> Json:
-    """What a client gets whose era is not served."""
+def not_served(id: Id, era: Era, *supported: str, code: int = -31006, delivered: bool = False) -> Json:
+    """What a client gets whose era is not served. `delivered`: some server has seen it."""
     versions = [*LEGACY_VERSIONS] if era is Era.MODERN else [MODERN_VERSION]
-    return refusal(code, "era_not_served", id=id, supported=[*supported] or versions)
+    return refusal(code, "era_not_served", id=id, delivered=delivered, supported=[*supported] or versions)
 
 
 def error(id: object, code: int = -32603, message: str = "no", **data: object) -> Json:
@@ -260,6 +260,7 @@ class Scenario:
         self.router = Router(self.limits, salt=b"sixteen bytes!!!", version=VERSION)
         self.now = 1000.0
         self._last_key = 0
+        self._ticking = False
         self._keys: dict[str, Key] = {}
         self._names: dict[Key, str] = {}
         for name in clients:
@@ -288,6 +289,7 @@ class Scenario:
         return key
 
     def _outcome(self, outputs: list[Output], more: bool = False) -> Outcome:
+        self._look()
         notices = self.router.take_notices()
         named = [(self._names[key], data) for key, data in outputs]
         for notice in list(notices):
@@ -297,6 +299,13 @@ class Scenario:
                 named += moved.outputs
                 notices += moved.notices
         return Outcome(named, notices, more)
+
+    def _look(self) -> None:
+        """The shell looks only where it is asked to: what it would miss is a fault."""
+        due, self.router.attention.due = self.router.attention.due, False
+        assert due or not self.router.has_notices
+        assert due or self._ticking or not self.router.needs_tick
+        self._ticking = self.router.needs_tick
 
     # -- clients
 

@@ -94,6 +94,15 @@ def test_an_id_in_flight_twice_gets_two_responses() -> None:
     s.server(result(2, "first")).expect(A=result(1, "first"))
 
 
+def test_what_an_unknown_member_is_called_decides_nothing() -> None:
+    """Section 2: servers that read names without regard to case (Go's) would take `ID` for the `id`."""
+    s = Scenario(clients="AB")
+    s.client("B", request(1, "x")).expect(server=request(2, "x"))
+    odd = {**request(1, "y"), "ID": 2, "Method": "z", "PARAM\u017f": {}, "Result": 1, "vendor": 1}
+    s.client("A", odd).expect(server={**request(3, "y"), "vendor": 1})
+    s.server({**result(3, {}), "Id": 7}).expect(A=result(1, {}))
+
+
 def test_a_cancel_ends_every_request_with_its_id() -> None:
     """Section 3, last row."""
     s = Scenario()
@@ -205,6 +214,44 @@ def test_a_cancel_is_forwarded_with_the_upstream_id_and_the_rest_of_its_params()
     assert s.sizes == {"clients": 1}
 
 
+def test_a_cancel_brings_no_progress_token_along() -> None:
+    """Section 3: it is the client's own number, and may be a stranger's upstream id."""
+    s = Scenario()
+    s.client("A", request("a", "x"))
+    s.client("A", cancelled("a", _meta={"progressToken": 7, "b": 1})).expect(
+        server=cancelled(2, _meta={"b": 1})
+    )
+    assert s.stats.removed_tokens == 1
+
+
+def test_a_cancel_is_never_longer_than_the_server_takes() -> None:
+    """Section 2, `--max-request`: a longer line ends servers, and a cancel grows with its id."""
+    s = Scenario(max_request=2000)
+    s.client("A", request(1, "x"))
+    fixed = len(line(cancelled(2, reason=""))) - 1
+    s.client("A", cancelled(1, reason="r" * (2000 - fixed))).expect(
+        server=cancelled(2, reason="r" * (2000 - fixed))
+    )
+    s.client("A", request(1, "x"))
+    s.client("A", cancelled(1, reason="r" * (2001 - fixed))).expect(server=cancelled(3))
+    for n in range(10):
+        s.client("A", request(n, "x"))
+    s.client("A", cancelled(9, reason="r" * (2000 - fixed))).expect(server=cancelled(13))
+
+
+@pytest.mark.parametrize("what", [request(1, "x"), listen(1, resourceSubscriptions=["u"], other=1)])
+def test_a_cancel_of_many_requests_repeats_no_long_members(what: Json) -> None:
+    """Section 6: one line of a client must not become hundreds of the same length."""
+    s = Scenario()
+    s.client("A", *[what] * 60)
+    written = s.client("A", cancelled(1, reason="r" * 5000)).items("server")
+    assert written == [cancelled(2, reason="r" * 5000), *(cancelled(n) for n in range(3, 62))]
+    s.client("A", *[what] * 2)
+    s.client("A", cancelled(1, reason="r")).expect(
+        server=[cancelled(62, reason="r"), cancelled(63, reason="r")]
+    )
+
+
 def test_what_still_comes_for_a_cancelled_request_is_dropped_and_counted() -> None:
     """Section 3: the entry ends with the cancellation; hazard 24 and 65."""
     s = Scenario()
@@ -259,7 +306,7 @@ def test_cancelling_what_is_queued_gives_its_bytes_back() -> None:
     """Section 6: `--max-buffered` counts queues; a count that only grows cuts innocent clients."""
     s = Scenario(server=False)
     s.client("A", request(1, "x"), request(1, "x"), request(2, "x"))
-    assert s.router.buffered(s.key("A")) == s.sizes["queued_bytes"] == s.router.buffered_all
+    assert s.router.buffered(s.key("A")) == s.router.buffered_all > s.sizes["queued_bytes"]
     s.client("A", cancelled(1), cancelled(2)).expect()
     assert s.sizes == {"clients": 1}
     assert s.router.buffered_all == 0
@@ -517,7 +564,10 @@ def test_a_damaged_answer_to_the_probe_is_an_answer() -> None:
 # -- what the server answers (section 4)
 
 
-@pytest.mark.parametrize("id", ["99", '"2"', "2.0", "2e0", "null", "true", "[2]", "-2", "02", "1" * 30])
+@pytest.mark.parametrize(
+    "id",
+    ["99", '"2"', "2.0", "2e0", "null", "true", "[2]", "-2", "02", "1" * 30, '"\\ud83d"', '"2\\udc00"'],
+)
 def test_a_response_under_an_id_that_was_not_sent_is_dropped(id: str) -> None:
     """Section 4: "known" is a plain integer that was sent to this child; hazard 22."""
     s = Scenario()
@@ -797,3 +847,64 @@ def test_a_log_message_of_a_request_in_time_is_watched_too() -> None:
     s.client("A", request("a", "x", meta={"io.modelcontextprotocol/logLevel": "info"}))
     s.server(log("x")).expect(A=log("x"))
     assert s.router.needs_tick
+
+
+# -- names that differ by case alone: servers that read without regard to case take them for the real ones
+
+
+@pytest.mark.parametrize("name", ["_META", "_Meta", "requestID", "PROGRESSTOKEN", "progre\u017f\u017fToken"])
+def test_a_member_of_params_that_looks_like_a_translated_one_is_dropped(name: str) -> None:
+    """Else a server could report to its token, which may be another client's."""
+    s = Scenario()
+    members: Json = {"name": "x", name: {"progressToken": 2}}
+    for id in (1, 2):
+        out = s.client("A", request(id, "tools/call", **members))
+        out.expect(server=request(id + 1, "tools/call", name="x"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ProgressToken",
+        "PROGRESSTOKEN",
+        "progress\u0054o\u212aen",
+        "io.modelcontextprotocol/LogLevel",
+        "io.modelcontextprotocol/PROTOCOLVERSION",
+        "io.modelcontextprotocol/subscriptionid",
+    ],
+)
+@pytest.mark.parametrize("token", [{}, {"progressToken": "t"}])
+def test_a_member_of_meta_that_looks_like_a_translated_one_is_dropped(name: str, token: Json) -> None:
+    s = Scenario()
+    out = s.client("A", request(1, "x", meta={**token, name: 7, "vendor/own": 1}))
+    sent = {"progressToken": 2} if token else {}
+    out.expect(server=request(2, "x", meta={**sent, "vendor/own": 1}))
+
+
+def test_the_usual_meta_of_a_client_is_no_way_around_the_second_look() -> None:
+    s = Scenario(clients="AB")
+    s.client("A", request(1, "x")).expect(server=request(2, "x"))
+    s.client("A", request(2, "x")).expect(server=request(3, "x"))
+    s.client("A", request(3, "x", _META={"progressToken": 2})).expect(server=request(4, "x"))
+    s.client("A", request(4, "x", meta={"progressToken": 9})).expect(
+        server=request(5, "x", meta={"progressToken": 5})
+    )
+    s.client("B", request(1, "x")).expect(server=request(6, "x"))
+
+
+def test_a_long_meta_is_looked_at_each_time() -> None:
+    s = Scenario()
+    long: Json = {"vendor/own": "x" * 2000}
+    for id in (1, 2):
+        s.client("A", request(id, "x", meta=long)).expect(server=request(id + 1, "x", meta=long))
+
+
+def test_a_notification_carries_nothing_that_looks_like_a_token() -> None:
+    s = Scenario()
+    s.client("A", notification("x/y", _meta={"progresstoken": 2, "a": 1}, REQUESTID=2)).expect(
+        server=notification("x/y", _meta={"a": 1})
+    )
+    s.client("A", request(1, "x"))
+    s.client("A", notification("notifications/cancelled", requestId=1, RequestId=9)).expect(
+        server=notification("notifications/cancelled", requestId=2)
+    )

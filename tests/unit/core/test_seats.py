@@ -432,7 +432,7 @@ def test_subscriptions_that_wait_for_a_silent_child_are_refused_like_requests() 
     s.open().expect(server=probe(4))
     s.wait(10).expect()
     assert s.router.needs_tick
-    s.wait(110).expect(A=not_served("L", MODERN))
+    s.wait(110).expect(A=not_served("L", MODERN, delivered=True))
     assert s.sizes == {"clients": 2}
 
 
@@ -712,7 +712,7 @@ def test_a_modern_child_whose_successor_refuses_is_replaced_by_none_and_its_subs
     s.server(acknowledged(3, toolsListChanged=True))
     s.crash()
     s.open().expect(server=probe(4))
-    s.server(error(4, -32601, "no")).expect(A=not_served("L", MODERN))
+    s.server(error(4, -32601, "no")).expect(A=not_served("L", MODERN, delivered=True))
     assert s.sizes == {"clients": 2}
     # The process is undecided again.
     s.client("B", initialize(1)).expect(server=asked_to_initialize(5))
@@ -962,7 +962,7 @@ def test_listens_of_an_era_that_cannot_be_kept_alive_end() -> None:
     s.second(acknowledged(3, toolsListChanged=True)).expect(B=acknowledged("L", toolsListChanged=True))
     s.crash(1).expect()
     assert s.router.needed(1)
-    s.exhaust(1).expect(B=not_served("L", MODERN))
+    s.exhaust(1).expect(B=not_served("L", MODERN, delivered=True))
     assert s.sizes == {"clients": 2, "sessions": 1}
 
 

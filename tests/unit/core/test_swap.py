@@ -374,6 +374,16 @@ def test_the_old_process_may_be_away_when_the_new_one_is_ready() -> None:
     gone(s)
 
 
+def test_what_the_shell_says_of_a_seat_that_was_given_up_changes_nothing() -> None:
+    s = modern()
+    swapped(s).expect()
+    s.wait(0.1)
+    s.crash().expect()
+    assert s.exhaust(0).told() == []
+    assert not s.router.is_new(0)
+    s.client("A", request(2)).expect(seat2=request(4))
+
+
 def test_the_next_swap_replaces_what_came_with_the_last_one() -> None:
     s = modern()
     s.client("A", request(2)).expect(server=request(3))
@@ -561,7 +571,7 @@ def test_an_old_process_that_was_still_being_asked_may_stay_silent() -> None:
     s.open(3).expect(seat3=asked_to_initialize(5))
     s.wait(19).expect()
     s.server(greeting(5), seat=3).expect(seat3=INITIALIZED, B=greeting(1))
-    s.wait(2).expect()
+    assert s.wait(2).told() == []
     s.client("B", legacy(2)).expect(seat3=legacy(6))
 
 

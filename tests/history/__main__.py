@@ -1,0 +1,59 @@
+"""The long profile: `python3 -m tests.history --requests 1000000 --seed N --listen unix|tcp`.
+
+It exits with 1 if a promise was broken, and says which; the same seed with `--round K` runs that round alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import random
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def need_the_environment() -> None:
+    """Go on with the test environment's Python if this one lacks what the bridge imports."""
+    if importlib.util.find_spec("uvloop") and importlib.util.find_spec("msgspec"):
+        return
+    python = ROOT / ".venv" / "bin" / "python"
+    if not python.exists() or sys.prefix == str(ROOT / ".venv"):
+        raise SystemExit("set up the environment first: python3 -m tests --setup-only")
+    os.chdir(ROOT)
+    os.execv(python, [str(python), "-m", "tests.history", *sys.argv[1:]])
+
+
+def main() -> None:
+    need_the_environment()
+    # Only now: they need the environment.
+    import uvloop
+
+    from tests.history.run import Profile, run
+
+    parser = argparse.ArgumentParser(prog="python3 -m tests.history", description=__doc__.splitlines()[0])
+    parser.add_argument("--requests", type=int, default=20_000, help="[%(default)s]")
+    parser.add_argument("--seed", type=int, help="[a new one]")
+    parser.add_argument("--listen", choices=("unix", "tcp", "both"), default="both", help="[%(default)s]")
+    parser.add_argument("--round", type=int, help="only this round")
+    options = parser.parse_args()
+    seed = options.seed if options.seed is not None else random.randrange(10**6)
+    listen = ("unix", "tcp") if options.listen == "both" else (options.listen,)
+    begun = time.monotonic()
+
+    def tell(line: str) -> None:
+        print(f"{time.monotonic() - begun:7.1f} s  {line}", flush=True)
+
+    tell(f"seed {seed}")
+    outcome = uvloop.run(run(Profile(seed, options.requests, listen, only=options.round), tell))
+    for violation in outcome.violations[:50]:
+        tell(f"VIOLATION {violation}")
+    tell(f"seed {seed}: {outcome}")
+    sys.exit(1 if outcome.violations else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,280 @@
+"""The judge: a history in, the broken promises out. A pure function.
+
+What it judges is the sentence that the bridge's behaviour rests on: every request has exactly one outcome
+(one response, one error, or the end of its connection), at the connection that asked, with exactly what
+belongs to it; no notification reaches a client it is not for; nothing runs twice; what a client abandons is
+cancelled at the server; all that in bounded memory.
+
+Here is what can be said from the server's side and of the bridge's process; `judge_client.py` looks at what
+each client got, `judge_listens.py` at its subscriptions.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from tests.history.judge_client import ClientJudge
+from tests.history.record import History, Life, Logged, Violation
+
+DAMAGED = frozenset({"damaged", "huge"})
+"""What the server does with a request that has no answer a client could be given."""
+
+
+@dataclass(slots=True)
+class Served:
+    """What became of one request at the server."""
+
+    life: Life
+    uid: str
+    mark: str
+    do: str
+    at: float
+    answered: int | None = None
+    """Position of the first answer in the log."""
+    flushed: bool = False
+    """The answer was in the pipe, whole."""
+    instead: bool = False
+    """Something else was written instead of an answer."""
+    cancelled: int | None = None
+    """Position of the cancellation in the log."""
+    cancelled_at: float = 0.0
+    progress: list[int] = field(default_factory=list)
+    """Numbers written before the answer, and flushed with it."""
+
+
+@dataclass(slots=True)
+class Heard:
+    """What became of one listen at the server."""
+
+    life: Life
+    uid: str
+    filter: str
+    mark: str
+    at: float
+    ended: bool = False
+    cancelled_at: float | None = None
+
+
+@dataclass(slots=True)
+class Emission:
+    """A notification of a subscription that can only be the one its filter's holders share."""
+
+    life: str
+    uid: str
+    number: int
+    at: float
+    position: int
+
+
+@dataclass(slots=True)
+class Facts:
+    """The server's side of a history."""
+
+    served: dict[str, list[Served]] = field(default_factory=dict)
+    """By mark."""
+    heard: dict[tuple[str, str], Heard] = field(default_factory=dict)
+    """By life and upstream id."""
+    deaths: bool = False
+    modern: list[float] = field(default_factory=list)
+    """When the processes of the modern era were started, oldest first."""
+    emitted: dict[str, list[Emission]] = field(default_factory=dict)
+    """By filter: what every holder of that filter's shared subscription must be told."""
+
+    def replaced(self, life: Life, at: float) -> bool:
+        """Whether a process may have been replaced by a newer one by then, and serves out its time."""
+        return any(life.started < started <= at for started in self.modern)
+
+
+def judge(history: History) -> list[Violation]:
+    """Every promise that this history shows to be broken; empty if all were kept."""
+    found: list[Violation] = []
+    facts = Facts(deaths=any(life.dead for life in history.lives))
+    facts.modern = [life.started for life in history.lives if life.era == "modern"]
+    uids: Counter[int] = Counter()
+    for life in history.lives:
+        _read_life(life, facts, uids, found)
+    for uid, count in uids.items():
+        if count > 1:
+            found.append(Violation("reused-upstream-id", f"{uid} was used {count} times"))
+    for mark, runs in facts.served.items():
+        if len(runs) > 1:
+            where = ", ".join(f"{run.life.name} as {run.uid}" for run in runs)
+            found.append(Violation("ran-twice", f"{mark} ({runs[0].do}) at {where}"))
+    clients = {each.number: ClientJudge(history, each, facts, found) for each in history.connections}
+    for client in clients.values():
+        client.judge()
+    _judge_cancels(facts, clients, found)
+    _judge_listens(facts, clients, found)
+    _judge_order(history, found)
+    _judge_bridge(history, found)
+    return found
+
+
+def _read_life(life: Life, facts: Facts, uids: Counter[int], found: list[Violation]) -> None:
+    """What one process saw and did."""
+    by_uid: dict[str, Served] = {}
+    unflushed: list[Served] = []
+    initialized = 0
+    shared: dict[str, set[str]] = {}
+    acknowledged: set[str] = set()
+    for position, event in enumerate(life.events):
+        kind, fields = event.kind, event.fields
+        if kind == "R":
+            uid, mark, do, _ = fields
+            uids[int(uid)] += 1
+            by_uid[uid] = served = Served(life, uid, mark, do, event.at)
+            facts.served.setdefault(mark, []).append(served)
+        elif kind == "L":
+            uids[int(fields[0])] += 1
+            uid, filter, mark = fields
+            facts.heard[life.name, uid] = Heard(life, uid, filter, mark, event.at)
+            if mark == "-":
+                shared.setdefault(filter, set()).add(uid)
+        elif kind == "K":
+            acknowledged.add(fields[0])
+        elif kind == "S":
+            filter = facts.heard[life.name, fields[0]].filter
+            only = shared.get(filter) == {fields[0]} and fields[0] in acknowledged
+            if only and not facts.replaced(life, event.at):
+                emission = Emission(life.name, fields[0], int(fields[1]), event.at, position)
+                facts.emitted.setdefault(filter, []).append(emission)
+        elif kind == "A":
+            if fields[1] == "0" and fields[0] in by_uid:
+                by_uid[fields[0]].answered = position
+                unflushed.append(by_uid[fields[0]])
+        elif kind == "W":
+            by_uid[fields[0]].instead = True
+        elif kind == "F":
+            for served in unflushed:
+                served.flushed = True
+            unflushed.clear()
+        elif kind == "P":
+            if fields[0] in by_uid and by_uid[fields[0]].answered is None:
+                by_uid[fields[0]].progress.append(int(fields[1]))
+        elif kind == "C":
+            _cancelled(life, event, position, by_uid, facts, found)
+            _no_longer_shared(facts, life, shared, fields[0])
+        elif kind == "Z":
+            facts.heard[life.name, fields[0]].ended = True
+            _no_longer_shared(facts, life, shared, fields[0])
+        elif kind == "H":
+            initialized += fields[0] == "initialize"
+        elif kind == "X":
+            found.append(Violation("server-saw", f"{life.name}: {fields[0]}"))
+    if initialized > 1:
+        found.append(Violation("server-saw", f"{life.name}: {initialized} times `initialize`"))
+
+
+def _no_longer_shared(facts: Facts, life: Life, shared: dict[str, set[str]], uid: str) -> None:
+    heard = facts.heard.get((life.name, uid))
+    if heard is not None:
+        shared.get(heard.filter, set()).discard(uid)
+
+
+def _cancelled(
+    life: Life,
+    event: Logged,
+    position: int,
+    by_uid: dict[str, Served],
+    facts: Facts,
+    found: list[Violation],
+) -> None:
+    uid = event.fields[0]
+    if uid in by_uid:
+        by_uid[uid].cancelled = position
+        by_uid[uid].cancelled_at = event.at
+    elif (life.name, uid) in facts.heard:
+        facts.heard[life.name, uid].cancelled_at = event.at
+    else:
+        found.append(
+            Violation("wrongly-cancelled", f"{life.name} was told to cancel {uid}, which it never got")
+        )
+
+
+def _judge_cancels(facts: Facts, clients: dict[int, ClientJudge], found: list[Violation]) -> None:
+    """What was abandoned is cancelled at the server, and nothing else is."""
+    for mark, runs in facts.served.items():
+        client = clients.get(connection_of(mark))
+        if client is None:
+            continue
+        for run in runs:
+            since = client.abandoned_at(mark)
+            if run.cancelled is not None and (since is None or since > run.cancelled_at):
+                found.append(
+                    Violation("wrongly-cancelled", f"{mark} ({run.do}), which its client had not given up")
+                )
+            done = run.answered is not None or run.cancelled is not None or run.life.dead
+            if not done and run.do.split(":")[0] not in DAMAGED and since is not None:
+                found.append(Violation("not-cancelled", f"{mark} ({run.do}) in {run.life.name} as {run.uid}"))
+
+
+def _judge_listens(facts: Facts, clients: dict[int, ClientJudge], found: list[Violation]) -> None:
+    """A subscription at the server lives as long as it has holders."""
+    for heard in facts.heard.values():
+        if heard.cancelled_at is None:
+            if not heard.ended and not heard.life.dead:
+                found.append(
+                    Violation("not-cancelled", f"listen {heard.uid} ({heard.filter}) in {heard.life.name}")
+                )
+            continue
+        if facts.replaced(heard.life, heard.cancelled_at):
+            continue  # what it served goes on at the new one
+        found += [
+            Violation("wrongly-cancelled", f"listen {heard.uid} ({heard.filter}), held by {client.name}")
+            for client in clients.values()
+            for listen in client.listens.listens
+            if listen.sent.filter == heard.filter
+            and (heard.mark if heard.mark != "-" else "") == listen.sent.mark
+            and listen.held_at(heard.cancelled_at, client)
+        ]
+
+
+def _judge_order(history: History, found: list[Violation]) -> None:
+    """What a client sent arrives in its order, in each process."""
+    for life in history.lives:
+        last: dict[int, int] = {}
+        seen: set[str] = set()
+        for event in life.events:
+            if event.kind == "R":
+                mark = event.fields[1]
+            elif event.kind == "N":
+                mark = event.fields[0]
+                if mark in seen:
+                    found.append(Violation("ran-twice", f"notification {mark} at {life.name}"))
+                seen.add(mark)
+            else:
+                continue
+            if mark.count(".") != 2:
+                continue
+            _, connection, seq = map(int, mark.split("."))
+            if seq < last.get(connection, -1):
+                found.append(
+                    Violation("order", f"{mark} came to {life.name} after {connection}/{last[connection]}")
+                )
+            last[connection] = seq
+
+
+def _judge_bridge(history: History, found: list[Violation]) -> None:
+    """The bridge lives on, within bounds."""
+    rules = history.rules
+    found += [Violation("bridge-fault", fault) for fault in history.faults]
+    peak = max((sample.rss for sample in history.samples), default=0)
+    if peak > rules.max_rss:
+        found.append(Violation("memory", f"{peak >> 20} MiB resident at the peak"))
+    quiet = [sample for sample in history.samples if sample.quiet]
+    if len(quiet) < 2:
+        return
+    first, last = quiet[0], quiet[-1]
+    if last.rss - first.rss > rules.max_growth:
+        found.append(Violation("memory", f"grew from {first.rss >> 20} to {last.rss >> 20} MiB"))
+    if last.descriptors > first.descriptors:
+        found.append(Violation("descriptors", f"{first.descriptors} before, {last.descriptors} after"))
+    if last.processes > rules.max_processes:
+        found.append(Violation("processes", f"{last.processes} are left"))
+
+
+def connection_of(mark: str) -> int:
+    """The number of the connection that a mark names; -1 if it is none."""
+    parts = mark.split(".")
+    return int(parts[1]) if len(parts) == 3 and parts[1].isdigit() else -1
