@@ -11,79 +11,31 @@ Spec: 2025-11-25 basic/lifecycle, client features; 2026-07-28 basic.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
-from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec import Raw
 
 from bridge.core import jsonrpc
-from bridge.core.era import DISCOVER, INITIALIZE, LEGACY_VERSIONS, Era, Handshake
-from bridge.core.framing import HEAD_KEPT, Block, OverlongEnd, OverlongStart
-from bridge.core.inflight import Child, Client, Queue, Queued, id_key
+from bridge.core.era import INITIALIZE, LEGACY_VERSIONS, Handshake
+from bridge.core.framing import OverlongEnd
+from bridge.core.inflight import Child, Client
 from bridge.core.jsonrpc import (
-    SUBSCRIPTION_ID,
-    Call,
-    Id,
     Members,
-    Message,
-    Refusal,
-    encoder,
-    error_line,
-    notification_line,
-    result_line,
 )
-from bridge.core.lines import ClientLines
 from bridge.core.outbox import Control, Key, Output
+from bridge.core.pair import Pair
+from bridge.core.pair_clients import FromClients
+from bridge.core.pair_servers import FromServers
 from bridge.core.router import LINE_ROOM
 from bridge.core.stats import Stats
 from bridge.core.subscriptions import LISTEN
 from bridge.core.tables import LEFT, Attention, Limits, Notice, NoticeKind, Tables
 
-CANCELLED: Final = "notifications/cancelled"
-PROGRESS: Final = "notifications/progress"
-
-MAX_QUESTIONS: Final = 4096
-"""Requests of one server that its client has not answered; a client may never answer any."""
-
 STOPPING: Final[Members] = {"reason": Raw(b'"the bridge is stopping"')}
 LATE: Final[Members] = {"reason": Raw(b'"request timeout"')}
 
 
-class Asked(Struct, gc=False):
-    """One request of a client that was written to its child."""
-
-    id: Id
-    method: str
-    sent_at: float
-
-
-class Pair:
-    """One client, and the child that is its own."""
-
-    __slots__ = ("asked", "child", "client", "count", "probed", "questions", "queue", "wanted")
-
-    def __init__(self, client: Client) -> None:
-        self.client = client
-        self.child: Child | None = None
-        self.asked: dict[tuple[type, object], list[Asked]] = {}
-        """Requests on the way, by id: a client may use one twice."""
-        self.count = 0
-        """How many of them take a place in the window."""
-        self.questions: dict[tuple[type, object], Id] = {}
-        """The child's own requests that the client has not answered."""
-        self.queue = Queue(client, Era.LEGACY)
-        self.wanted = False
-        """A child was asked for."""
-        self.probed = False
-        """Nothing but `server/discover` was ever written to the child, and it has answered nothing."""
-
-    @property
-    def idle(self) -> bool:
-        """Whether nothing is owed to the client."""
-        return not self.asked and not self.queue
-
-
-class Isolated(ClientLines):
+class Isolated(FromClients, FromServers):
     """Joins each client with a child of its own.
 
     Args:
@@ -94,14 +46,11 @@ class Isolated(ClientLines):
     (`key` is the child's).
     """
 
-    __slots__ = ("_children", "_pairs")
+    __slots__ = ("_children",)
 
     def __init__(self, limits: Limits, *, salt: bytes) -> None:
         super().__init__(Tables(limits, salt=salt, version=""))
-        self._pairs: dict[Key, Pair] = {}
         self._children: dict[Key, Pair] = {}
-
-    # -- what the shells may ask ---------------------------------------------------
 
     @property
     def stats(self) -> Stats:
@@ -141,8 +90,6 @@ class Isolated(ClientLines):
             "questions": sum(len(pair.questions) for pair in pairs),
             "queued": sum(len(pair.queue) for pair in pairs),
         }
-
-    # -- clients -------------------------------------------------------------------
 
     def client_opened(self, key: Key, *, strict: bool = False) -> None:
         """A client has connected; see `Router.client_opened`. Its child is asked for at its first request."""
@@ -211,187 +158,6 @@ class Isolated(ClientLines):
                 self._cancel(child, asked.id, why)
         self._refuse_questions(pair)
         tables.note(NoticeKind.RETIRE_CHILD, child.key)
-
-    # -- messages of clients ---------------------------------------------------------
-
-    def messages(self, client: Client, messages: Sequence[Call], measured: bool = False) -> None:
-        """See `ClientLines`."""
-        pair = self._pairs[client.key]
-        client.bad_lines = 0
-        for message in messages:
-            id, method = message.id, message.method
-            answers = isinstance(message, Message) and (
-                message.result is not UNSET or message.error is not UNSET
-            )
-            if method is UNSET:
-                if answers:
-                    self._answer(pair, message, measured)
-                else:
-                    self._invalid(client, id, "`method` is missing")
-            elif answers:
-                self._invalid(client, id, "a request or notification has neither `result` nor `error`")
-            elif id is UNSET:
-                self._notification(pair, message, method, measured)
-            else:
-                self._request(pair, message, id, method, measured)
-
-    def _too_large(self, client: Client, id: Id | UnsetType) -> None:
-        pair = self._pairs[client.key]
-        if id is not UNSET and id_key(id) in pair.questions and id_key(id) not in pair.asked:
-            # It is an answer: who waits for it is the child.
-            del pair.questions[id_key(id)]
-            limit = self._tables.limits.max_request
-            self._refuse_question(pair, id, jsonrpc.TOO_LARGE, f"the answer is longer than {limit} bytes")
-            return
-        super()._too_large(client, id)
-
-    def _is_too_large(self, message: Call) -> bool:
-        limit = self._tables.limits.max_request
-        return len(self._tables.codec_down.render(message)) > limit
-
-    def _answer(self, pair: Pair, message: Call, measured: bool) -> None:
-        """An answer to the child's request: past window and queue, even while the child does not read."""
-        id = message.id
-        if id is UNSET or pair.child is None or id_key(id) not in pair.questions:
-            self._tables.stats.dropped_responses_up += 1
-        elif measured and self._is_too_large(message):
-            self._too_large(pair.client, id)
-        else:
-            del pair.questions[id_key(id)]
-            self._tables.outbox.put(pair.child, message)
-
-    def _request(self, pair: Pair, message: Call, id: Id, method: str, measured: bool) -> None:
-        tables = self._tables
-        client = pair.client
-        if tables.stopping:
-            tables.refuse(client, id, jsonrpc.SHUTTING_DOWN, "the bridge is shutting down", "shutting_down")
-            return
-        if measured and self._is_too_large(message):
-            self._too_large(client, id)
-            return
-        child = pair.child
-        listen = method == LISTEN
-        room = listen or pair.count < tables.limits.max_in_flight
-        if child is not None and not child.blocked and not pair.queue and room:
-            self._send(pair, child, message, id, method)
-            return
-        item = Queued(tables.codec_down.render(message), id, tables.now, method, listen, method == INITIALIZE)
-        if not self._push(pair, item):
-            text = "too many requests of this client wait: send it again when some are answered"
-            tables.refuse(client, id, jsonrpc.OVERLOADED, text, "overloaded")
-        elif child is None and not pair.wanted:
-            pair.wanted = True
-            tables.note(NoticeKind.NEED_CHILD, client.key)
-
-    def _push(self, pair: Pair, item: Queued) -> bool:
-        limits = self._tables.limits
-        queue = pair.queue
-        if len(queue) >= limits.max_queued or queue.bytes + len(item.line) > limits.max_queued_bytes:
-            return False
-        queue.push(item)
-        self._tables.attention.due = True
-        blocked = pair.child is not None and pair.child.blocked
-        long = queue.bytes > limits.paused_bytes or len(queue) > limits.paused_lines
-        if blocked and long and not queue.paused:
-            queue.paused = True
-            self._tables.outbox.control(pair.client, Control.PAUSE)
-        return True
-
-    def _send(self, pair: Pair, child: Child, message: Call, id: Id, method: str) -> None:
-        tables = self._tables
-        pair.asked.setdefault(id_key(id), []).append(Asked(id, method, tables.now))
-        if method != LISTEN:
-            pair.count += 1
-        if method != DISCOVER:
-            pair.probed = False
-        tables.stats.requests += 1
-        if tables.limits.request_timeout is not None:
-            tables.attention.due = True
-        tables.outbox.put(child, message)
-
-    def _notification(self, pair: Pair, message: Call, method: str, measured: bool) -> None:
-        tables = self._tables
-        child = pair.child
-        if method == CANCELLED:
-            self._cancelled(pair, message)
-            return
-        ahead = child is not None and not child.blocked and (method == PROGRESS or not pair.queue)
-        if tables.stopping or (measured and self._is_too_large(message)):
-            tables.stats.dropped_notifications_up += 1
-        elif ahead:
-            pair.probed = False
-            tables.stats.notifications_up += 1
-            tables.outbox.put(child, message)  # type: ignore[arg-type]  # `ahead` says that there is one
-        elif child is None and not pair.queue:
-            tables.stats.dropped_notifications_up += 1  # it starts no child
-        elif not self._push(pair, Queued(tables.codec_down.render(message), None, tables.now)):
-            tables.stats.dropped_notifications_up += 1
-
-    def _cancelled(self, pair: Pair, message: Call) -> None:
-        """A client gives a request up: it ends, and its child is told if it knows of it."""
-        tables = self._tables
-        params = message.params
-        raw = params.get("requestId") if type(params) is dict else None
-        id = None if raw is None else tables.codec_down.read_id(raw)
-        found = 0 if id is None else pair.queue.remove(id)
-        at_child = False
-        if id is not None:
-            for asked in list(pair.asked.get(id_key(id), ())):
-                if asked.method != INITIALIZE:
-                    self._take(pair, id_key(id), asked)
-                    at_child = True
-        if at_child:
-            assert pair.child is not None
-            tables.stats.cancels += 1
-            tables.outbox.put(pair.child, message)
-        elif not found:
-            tables.stats.dropped_notifications_up += 1
-        self._feed(pair)
-
-    def _take(self, pair: Pair, key: tuple[type, object], asked: Asked | None = None) -> Asked:
-        """A request has ended: the oldest with this id, or the one that is named."""
-        several = pair.asked[key]
-        one = several[0] if asked is None else asked
-        several.remove(one)
-        if not several:
-            del pair.asked[key]
-        if one.method != LISTEN:
-            pair.count -= 1
-        return one
-
-    def _feed(self, pair: Pair, room: int | None = None) -> bool:
-        """Move what waits to the child, as far as it may; return whether more could be moved."""
-        tables = self._tables
-        queue, child = pair.queue, pair.child
-        moved = 0
-        while queue and child is not None and not child.blocked:
-            if room is not None and moved >= room:
-                return True
-            item = queue.head()
-            if item.id is not None and not item.listen and pair.count >= tables.limits.max_in_flight:
-                break
-            queue.pop()
-            moved += len(item.line)
-            message = tables.codec_down.decode_line(item.line)
-            assert isinstance(message, Message)
-            if item.id is None:
-                pair.probed = False
-                tables.stats.notifications_up += 1
-                tables.outbox.put(child, message)
-            else:
-                self._send(pair, child, message, item.id, item.method)
-        if queue.paused and not queue:
-            queue.paused = False
-            tables.outbox.control(pair.client, Control.RESUME)
-        self._settle(pair)
-        return False
-
-    def _settle(self, pair: Pair) -> None:
-        """Close a client that has stopped sending once nothing is owed to it."""
-        if pair.client.eof_at is not None and pair.idle:
-            self._tables.outbox.close(pair.client)
-
-    # -- children --------------------------------------------------------------------
 
     def server_opened(self, key: Key, client: Key, now: float) -> list[Output]:
         """A child runs for a client. One whose client is gone is to be stopped at once."""
@@ -518,172 +284,6 @@ class Isolated(ClientLines):
         self._refuse_queued(pair, jsonrpc.SERVER_EXITED, text, "server_exited")
         del self._pairs[client.key]
         tables.outbox.close(client)
-
-    def _take_all(self, pair: Pair) -> list[Asked]:
-        taken = [one for several in pair.asked.values() for one in several]
-        pair.asked.clear()
-        pair.count = 0
-        return taken
-
-    def _refuse_queued(self, pair: Pair, code: int, text: str, reason: str) -> None:
-        for item in pair.queue.clear():
-            if item.id is not None:
-                self._tables.refuse(pair.client, item.id, code, text, reason)
-        if pair.queue.paused:
-            pair.queue.paused = False
-            self._tables.outbox.control(pair.client, Control.RESUME)
-        self._settle(pair)
-
-    # -- lines of children -------------------------------------------------------------
-
-    def _is_cut_off(self, segment: Any) -> bool:
-        """Whether what a child wrote last is no whole message."""
-        return type(self._tables.codec_up.decode_line(segment[:-1])) is Refusal
-
-    def _segment(self, pair: Pair, child: Child, segment: Any) -> None:
-        if type(segment) is OverlongStart:
-            child.overlong_head = segment.head
-            if self._damaged(pair, child, segment.head, b"", too_long=True):
-                child.overlong_head = b""
-            return
-        if type(segment) is OverlongEnd:
-            head, child.overlong_head = child.overlong_head, b""
-            if head:
-                self._damaged(pair, child, head, segment.tail, too_long=True)
-            return
-        codec = self._tables.codec_up
-        messages = codec.decode_block(segment)
-        if messages is not None:
-            for message in messages:
-                self._said(pair, child, message)
-            return
-        for line in bytes(segment).split(b"\n")[:-1]:
-            decoded = codec.decode_line(line)
-            if type(decoded) is Refusal:
-                self._damaged(pair, child, line[:HEAD_KEPT], line[-HEAD_KEPT:], too_long=False)
-            elif decoded is not None:
-                self._said(pair, child, decoded)  # type: ignore[arg-type]  # a Message
-
-    def _damaged(self, pair: Pair, child: Child, head: Block, tail: bytes, *, too_long: bool) -> bool:
-        """A line that is no message: whoever waits for it is told, if that is certain. Whether it was."""
-        tables = self._tables
-        found = self._trusted(pair, bytes(head).removeprefix(b"\xef\xbb\xbf"), tail)
-        if found is None and too_long and not tail:
-            return False  # its end may tell
-        tables.stats.noise += 1
-        tables.note(NoticeKind.NOISE, child.key, bytes(head[:512]))
-        if found is not None:
-            asked = self._take(pair, found)
-            tables.stats.invalid_responses += 1
-            if too_long:
-                text = f"the server's response is longer than {tables.limits.max_message} bytes"
-                tables.refuse(
-                    pair.client, asked.id, jsonrpc.TOO_LARGE, text, "message_too_large", delivered=True
-                )
-            else:
-                self._broken(pair, asked.id)
-            self._feed(pair)
-        return found is not None
-
-    def _broken(self, pair: Pair, id: Id) -> None:
-        text = "the server's response was not valid JSON-RPC"
-        self._tables.refuse(
-            pair.client, id, jsonrpc.INVALID_RESPONSE, text, "invalid_response", delivered=True
-        )
-
-    @staticmethod
-    def _trusted(pair: Pair, head: bytes, tail: bytes) -> tuple[type, object] | None:
-        """The request that a damaged line answers: as `jsonrpc.trusted_id`, for any id on the way."""
-        for key, several in pair.asked.items():
-            id = encoder.encode(several[0].id)
-            front = head.startswith(
-                (
-                    b'{"jsonrpc":"2.0","id":%b,"result":' % id,
-                    b'{"jsonrpc":"2.0","id":%b,"error":' % id,
-                )
-            )
-            back = tail.rstrip().endswith(
-                (b',"jsonrpc":"2.0","id":%b}' % id, b',"id":%b,"jsonrpc":"2.0"}' % id)
-            )
-            if front or (back and head.startswith((b'{"result":', b'{"error":'))):
-                return key
-        return None
-
-    def _said(self, pair: Pair, child: Child, message: Message) -> None:
-        """A valid message of a child."""
-        tables = self._tables
-        client = pair.client
-        method, id = message.method, message.id
-        if method is UNSET:
-            self._response(pair, message)
-        elif id is not UNSET:
-            if client.eof_at is not None or client.closing or child.closing:
-                self._refuse_question(pair, id, jsonrpc.INTERNAL_ERROR, "the client does not answer any more")
-            elif len(pair.questions) >= MAX_QUESTIONS:
-                self._refuse_question(pair, id, jsonrpc.OVERLOADED, "too many requests are not answered")
-            else:
-                pair.questions[id_key(id)] = id
-                tables.outbox.put(client, message)
-        else:
-            params = message.params
-            if method == CANCELLED and type(params) is dict and "requestId" in params:
-                named = tables.codec_up.read_id(params["requestId"])
-                if named is not None:
-                    pair.questions.pop(id_key(named), None)
-            tables.stats.notifications_down += 1
-            tables.outbox.put(client, message)
-
-    def _response(self, pair: Pair, message: Message) -> None:
-        tables = self._tables
-        id = message.id
-        if id is UNSET or id_key(id) not in pair.asked:
-            if message.result is UNSET and message.error is UNSET:
-                tables.stats.noise += 1
-            else:
-                tables.stats.dropped_responses += 1
-            return
-        pair.probed = False
-        self._take(pair, id_key(id))
-        if (message.result is UNSET) is (message.error is UNSET):
-            tables.stats.invalid_responses += 1
-            self._broken(pair, id)
-        else:
-            tables.stats.responses += 1
-            tables.outbox.put(pair.client, message)
-        self._feed(pair)
-
-    def _refuse_questions(self, pair: Pair) -> None:
-        """The client will not answer: its child is told."""
-        questions = list(pair.questions.values())
-        pair.questions.clear()
-        for id in questions:
-            self._refuse_question(pair, id, jsonrpc.INTERNAL_ERROR, "the client does not answer any more")
-
-    def _refuse_question(self, pair: Pair, id: Id, code: int, text: str) -> None:
-        assert pair.child is not None
-        line = bytes(error_line(id, code, text, "client_gone"))
-        self._tables.outbox.put(pair.child, Raw(self._tables.codec_up.unmark(line)))
-
-    def _cancel(self, child: Child, id: Id, rest: Members) -> None:
-        self._tables.stats.cancels += 1
-        line = bytes(notification_line(CANCELLED, {**rest, "requestId": id}))
-        self._tables.outbox.put(child, Raw(self._tables.codec_up.unmark(line)))
-
-    def _complete(self, pair: Pair, id: Id) -> None:
-        """The graceful response that ends a listen."""
-        self._tables.stats.responses += 1
-        result = {"resultType": "complete", "_meta": {SUBSCRIPTION_ID: id}}
-        self._tables.outbox.put(pair.client, result_line(id, result))
-
-    def _end_listens(self, pair: Pair) -> None:
-        for key, several in list(pair.asked.items()):
-            for asked in [one for one in several if one.method == LISTEN]:
-                self._take(pair, key, asked)
-                assert pair.child is not None
-                self._cancel(pair.child, asked.id, LEFT)
-                self._complete(pair, asked.id)
-
-    # -- time and the end ----------------------------------------------------------------
 
     @property
     def needs_tick(self) -> bool:

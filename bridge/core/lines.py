@@ -35,11 +35,9 @@ class ClientLines:
         Args:
             measured: some may be too long once they are rewritten.
         """
-        raise NotImplementedError
 
     def cut(self, client: Client, why: bytes) -> None:
         """Disconnect a client for what it did, behind what it is still sent."""
-        raise NotImplementedError
 
     def data(self, client: Client, data: bytes) -> None:
         """Take what one read from a client brought."""

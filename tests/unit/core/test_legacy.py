@@ -707,3 +707,9 @@ def test_a_flood_of_initializes_costs_one_handshake() -> None:
     s = Scenario("A", era=None)
     s.client("A", *(initialize(number) for number in range(100))).expect(server=asked_to_initialize(1))
     s.server(greeting(1)).expect(server=INITIALIZED, A=[greeting(number) for number in range(100)])
+
+
+def test_a_bare_notification_of_a_session_goes_to_its_server() -> None:
+    s = shared("A")
+    bare: Json = {"jsonrpc": "2.0", "method": "n"}
+    s.client("A", bare).expect(server=bare)
