@@ -242,8 +242,8 @@ BREAKAGES: Final = (
         "stray-subscription altered",
         (
             "core/subscriptions.py",
-            "    uris = frozenset(wanted.resourceSubscriptions)",
-            "    uris: frozenset[str] = frozenset()",
+            "    uris = encoder.encode(sorted(set(wanted.resourceSubscriptions)))",
+            '    uris = b""',
         ),
     ),
     _breakage(
@@ -289,8 +289,8 @@ BREAKAGES: Final = (
         "missed-change",
         (
             "core/subscriptions.py",
-            "                self._changed(holder)\n            else:",
-            "                pass\n            else:",
+            "                self._changed(holder, granted_before)\n",
+            "                pass\n",
         ),
     ),
     _breakage(

@@ -357,7 +357,7 @@ class Client(asyncio.Protocol):
         self._end("abort")
         if self._transport is not None:
             sock = self._transport.get_extra_info("socket")
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, AttributeError):  # it may be closed already, or gone
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self._transport.abort()
             await self._gone()

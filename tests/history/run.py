@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import pickle
 import random
 import signal
 import tempfile
@@ -65,6 +66,8 @@ class Profile:
     """Only this round."""
     package: Path = ROOT
     """The folder with the `bridge` package to run."""
+    keep: Path | None = None
+    """Where the history of a round with a violation is kept, pickled, for whoever looks into it."""
     patience: float = PATIENCE
     """How long a client waits for what it is owed, in seconds."""
 
@@ -334,6 +337,8 @@ async def _rounds(
             await asyncio.gather(*helpers, return_exceptions=True)
         await each.quiesce()
         outcome.violations += each.judge()
+        if outcome.violations and profile.keep is not None:
+            profile.keep.write_bytes(pickle.dumps(each.history))
         outcome.rounds += 1
         outcome.kills += nemesis.kills
         outcome.freezes += nemesis.freezes
