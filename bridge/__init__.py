@@ -14,6 +14,9 @@
 | `core/downstream.py`, `core/upstream.py` | the decisions for each line, from clients and from the server |
 | `core/era.py`, `core/seats.py` | the first words to a child; which child serves which era |
 | `core/legacy.py` | one legacy session shared by many clients |
+| `core/accounts.py`, `core/resources.py`, `core/levels.py`, `core/tasks.py` | what each of them holds of it |
+| `core/isolated.py`, `core/pair*.py` | clients with a server process each |
+| `core/lines.py`, `core/sorting.py` | bytes of a client to messages; who needs a process of its own |
 | `core/swap.py` | replacing the servers while they are in use |
 | `core/router.py` | the core's one entrance: a method for each thing that can happen |
 | `core/tables.py`, `core/outbox.py`, `core/stats.py` | the state; the way out; the counters |
@@ -24,6 +27,7 @@
 | `client.py` | one connection |
 | `child.py`, `process.py`, `pipes.py`, `guard.py` | the server process; nothing of it is left behind |
 | `supervisor.py` | carries out what the restart policy decides |
+| `pool.py` | server processes of clients that have one each, and spare ones |
 | `hub.py` | joins all of these; the running bridge |
 | `lifecycle.py`, `signals.py` | when it ends: signals, the service manager, being PID 1 |
 | `notify.py`, `watchdog.py`, `reaper.py` | what systemd is told; a loop that hangs; orphans |

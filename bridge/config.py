@@ -39,6 +39,13 @@ class Settings(Struct, frozen=True, kw_only=True):
     env: tuple[tuple[str, str], ...] = ()
     """Set for the server, beside what the bridge itself was given."""
     cwd: str | None = None
+    sharing: Literal["shared", "isolated", "auto"] = "shared"
+    """Who has a server process of its own: no client, each, or those that `isolate_for` says."""
+    isolate_for: tuple[str, ...] = ("sampling", "elicitation")
+    """Capabilities of clients; with `auto`, who declares one of them has a process of its own."""
+    max_children: int = 32
+    """Processes of clients that have one each, spare ones included."""
+    spare: int = 0
     server_stderr: Literal["relay", "inherit", "null"] = "relay"
     restart: Literal["always", "never"] = "always"
     max_restarts: int = 5

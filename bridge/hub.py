@@ -35,6 +35,7 @@ from bridge.tuning import most_connections
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from bridge.admin import AdminServer, Health
+    from bridge.pool import Pool
 
 _log = logging.getLogger("bridge")
 
@@ -57,6 +58,7 @@ LEVELS: Final = {
     NoticeKind.BAD_LINE: logging.WARNING,
     NoticeKind.CLIENT_CUT: logging.WARNING,
     NoticeKind.SERVER_REQUEST: logging.WARNING,
+    NoticeKind.SUBSCRIPTION_LOST: logging.WARNING,
     NoticeKind.AMBIGUOUS_LOG: logging.INFO,
 }
 
@@ -126,6 +128,19 @@ class Hub:
         self._relay = StderrRelay(writer)
         self._descriptor_limit = descriptor_limit
         self._supervisors: dict[int, Supervisor] = {}
+        self._pool: Pool | None = None
+        if settings.sharing != "shared":
+            from bridge.pool import Pool
+
+            self._pool = Pool(
+                settings,
+                self,
+                salt=secrets.token_bytes(16),
+                guard=self._guard,
+                hangups=self.hangups,
+                relay=self._relay,
+                descriptor_limit=descriptor_limit,
+            )
 
     # --- Life
 
@@ -140,7 +155,10 @@ class Hub:
         try:
             await self._open()
             life.ready()
-            self._supervisor(self._router.seats[0]).start()
+            if self._settings.sharing != "isolated":
+                self._supervisor(self._router.seats[0]).start()
+            if self._pool is not None:
+                self._pool.start()
             code = await life.over
             life.notifier.status("stopping")
             await self._drain(code)
@@ -185,7 +203,10 @@ class Hub:
         return ClientConnection(self, listener, settings.client_buffer, settings.limits.linger)
 
     def _replace_servers(self) -> None:
+        if self._pool is not None:
+            self._pool.replace()
         if not self._supervisors:
+            self._life.replaced()
             return  # nothing has been started yet: what will be is new
         _log.info("SIGHUP: replacing the server")
         self._deliver(self._router.replace_servers(self._clock()))
@@ -213,11 +234,19 @@ class Hub:
         """Let what is at the server finish, if there is a server and nobody is in a hurry."""
         self._stop_accepting()
         self._deliver(self._router.drain(self._clock()))
+        if self._pool is not None:
+            self._pool.drain()
         deadline = self._clock() + self._settings.drain
         life = self._life
-        while code == 0 and self._router.in_flight and self._clock() < deadline and not life.hurried:
+        while code == 0 and self._in_flight and self._clock() < deadline and not life.hurried:
             await life.pause(0.01)
+        if self._pool is not None:
+            self._pool.stop_clients()
         self._deliver(self._router.stop(self._clock()))
+
+    @property
+    def _in_flight(self) -> int:
+        return self._router.in_flight + (0 if self._pool is None else self._pool.in_flight)
 
     def _stop_accepting(self) -> None:
         self._stopping = True
@@ -226,7 +255,10 @@ class Hub:
     async def _shut(self) -> None:
         self._stop_accepting()
         grace = self._settings.stop_grace
-        await asyncio.gather(*(supervisor.stop(grace) for supervisor in self._supervisors.values()))
+        ends = [supervisor.stop(grace) for supervisor in self._supervisors.values()]
+        if self._pool is not None:
+            ends.append(self._pool.stop(grace))
+        await asyncio.gather(*ends)
         deadline = self._clock() + CLOSE_WAIT
         while self._connections and self._clock() < deadline and not self._life.hurried:
             await self._life.pause(0.01)
@@ -242,6 +274,8 @@ class Hub:
         """Whether clients are served, and how the server stands."""
         from bridge.admin import Health
 
+        if self._settings.sharing == "isolated":
+            return Health(ready=not self._stopping, state="stopping" if self._stopping else "isolated")
         first = self._router.seats[0]
         state = "stopping" if self._stopping else self._supervisor(first).state
         # A server that ended in order is started for the first request; one that nobody
@@ -261,7 +295,8 @@ class Hub:
             return None
         key = self._new_key()
         self._ports[key] = self._connections[key] = connection
-        self._router.client_opened(key, strict=connection.strict)
+        if self._pool is None or self._pool.client_opened(key, strict=connection.strict):
+            self._router.client_opened(key, strict=connection.strict)
         return key
 
     def client_refused(self, listener: Listener) -> None:
@@ -271,15 +306,19 @@ class Hub:
             _log.warning("a client of another user was refused at %s%s", listener.address, more)
 
     def client_data(self, key: Key, data: bytes) -> None:
-        self._deliver(self._router.client_data(key, data, self._clock()))
+        if self._pool is None or self._pool.client_data(key, data):
+            self._deliver(self._router.client_data(key, data, self._clock()))
         self._unchecked += len(data)
         if self._unchecked > UNCHECKED:
             self._check_buffers()
 
     def client_eof(self, key: Key) -> None:
-        self._deliver(self._router.client_eof(key, self._clock()))
+        if self._pool is None or self._pool.client_eof(key):
+            self._deliver(self._router.client_eof(key, self._clock()))
 
     def client_gone(self, key: Key) -> None:
+        if self._pool is not None:
+            self._pool.client_gone(key)
         self._deliver(self._router.client_closed(key, self._clock()))
 
     def client_lost(self, connection: ClientConnection) -> None:
@@ -359,6 +398,26 @@ class Hub:
         _log.error("%s", reason)
         self._life.notifier.status(reason)
         self._life.end(exit_code)
+
+    # --- From the processes of clients that have one each
+
+    def new_key(self) -> Key:
+        return self._new_key()
+
+    def pool_port(self, key: Key, port: Port | None) -> None:
+        if port is None:
+            self._ports.pop(key, None)
+        else:
+            self._ports[key] = port
+
+    def pool_outputs(self, outputs: list[Output]) -> None:
+        self._deliver(outputs)
+
+    def pool_shared(self, key: Key, data: bytes) -> None:
+        self._deliver(self._router.client_data(key, data, self._clock()))
+
+    def pool_tick(self) -> None:
+        self._tick_soon()
 
     # --- To both
 
@@ -442,8 +501,11 @@ class Hub:
     def _tick(self) -> None:
         self._ticking = False
         self._deliver(self._router.tick(self._clock()))
+        pool = self._pool
+        if pool is not None:
+            pool.tick()
         self._enforce()
-        if self._congested or self._router.needs_tick:
+        if self._congested or self._router.needs_tick or (pool is not None and pool.needs_tick):
             self._tick_soon()
 
     def _check_buffers(self) -> None:
@@ -451,14 +513,19 @@ class Hub:
         self._unchecked = 0
         self._enforce()
 
+    def _buffered(self, key: Key) -> int:
+        return self._router.buffered(key) + (0 if self._pool is None else self._pool.buffered(key))
+
     def _enforce(self) -> None:
         """Keep all buffers together within bounds: the client that holds most is cut."""
         for key in [key for key, connection in self._congested.items() if not connection.congested]:
             del self._congested[key]
         limit = self._settings.max_buffered
         while True:
-            held = {key: c.unread + self._router.buffered(key) for key, c in self._connections.items()}
+            held = {key: c.unread + self._buffered(key) for key, c in self._connections.items()}
             total = sum(held.values()) + sum(port.child.unsent for port in self._children.values())
+            if self._pool is not None:
+                total += self._pool.unsent
             if total <= limit or not held:
                 return
             key = max(held, key=held.__getitem__)

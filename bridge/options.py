@@ -65,6 +65,8 @@ def parse(argv: list[str]) -> Settings:
         raise ConfigError("the command is missing: put it behind --, for example -- uvx mcp-server-git")
     if any("\0" in part for part in command):
         raise ConfigError("the server's command contains a NUL character")
+    if given.spare > given.max_children:
+        raise ConfigError(f"--spare {given.spare} is more than --max-children {given.max_children}")
     limits = Limits(
         max_request=given.max_request,
         max_message=given.max_message,
@@ -90,6 +92,10 @@ def parse(argv: list[str]) -> Settings:
         peers=PeerPolicy(frozenset(given.allow_uid), frozenset(given.allow_gid)),
         env=tuple(given.env),
         cwd=given.cwd,
+        sharing=given.sharing,
+        isolate_for=given.isolate_for,
+        max_children=given.max_children,
+        spare=given.spare,
         server_stderr=given.server_stderr,
         restart=given.restart,
         max_restarts=given.max_restarts,
@@ -194,6 +200,27 @@ def _parser() -> argparse.ArgumentParser:
         "modern",
         "legacy",
     )
+    group.choice(
+        "--sharing",
+        "shared: all clients have one process; isolated: each has its own, and everything goes through, "
+        "requests of the server to its client too; auto: who declares a capability of --isolate-for has "
+        "its own",
+        "shared",
+        "isolated",
+        "auto",
+    )
+    group.value(
+        "--isolate-for",
+        "NAMES",
+        "with --sharing auto: capabilities of clients, with commas between",
+        _names,
+        ("sampling", "elicitation"),
+        "sampling,elicitation",
+    )
+    group.value(
+        "--max-children", "N", "processes of clients that have their own, spare ones included", _count, 32
+    )
+    group.value("--spare", "N", "processes started ahead for such clients, to hide a slow start", _number, 0)
     group.several("--env", "NAME=VALUE", "set a variable for it; may be repeated", _variable)
     group.value("--cwd", "DIR", "its working directory", str, None, "the bridge's")
     group.choice(
@@ -349,6 +376,17 @@ def _count(text: str) -> int:
     if not (text.isascii() and text.isdigit()) or len(text) > 9 or int(text) == 0:
         raise ValueError(f"{text!r} is no number from 1 on")
     return int(text)
+
+
+def _number(text: str) -> int:
+    return 0 if text == "0" else _count(text)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    if not all(name.isidentifier() for name in names):
+        raise ValueError(f"{text!r} are no names of capabilities: write them like sampling,roots")
+    return names
 
 
 def _depth(text: str) -> int:

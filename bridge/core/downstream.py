@@ -1,4 +1,4 @@
-"""From the clients: what becomes of each line a client writes.
+"""From the clients: what becomes of each message a client writes.
 
 Owns the decisions towards the server: who may send, what waits, what is refused.
 Never reads what a server wrote.
@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from msgspec import UNSET, Raw, UnsetType
+from msgspec import UNSET, Raw
 
 from bridge.core import jsonrpc
 from bridge.core.era import DISCOVER, INITIALIZE, Era
-from bridge.core.framing import Block, OverlongEnd, OverlongStart
 from bridge.core.inflight import Child, Client, Entry, Kind, Logger, Queue, Queued, Session, id_key
 from bridge.core.jsonrpc import (
     CLIENT_CAPABILITIES,
@@ -29,14 +28,13 @@ from bridge.core.jsonrpc import (
     Members,
     Message,
     Meta,
-    Refusal,
     decode_members,
     decode_meta,
     encoder,
-    guess_id,
     is_token,
 )
 from bridge.core.legacy import OWN, PING, LegacySessions
+from bridge.core.lines import REWRITE_ROOM, ClientLines
 from bridge.core.seats import Seats
 from bridge.core.subscriptions import LISTEN, Subscriptions
 from bridge.core.tables import LEFT, NoticeKind, Tables, short_members
@@ -49,9 +47,6 @@ CANCELLED: Final = "notifications/cancelled"
 ENDS_AT_BRIDGE: Final = frozenset(
     {"notifications/initialized", "notifications/roots/list_changed", "notifications/progress"}
 )
-
-REWRITE_ROOM: Final = 64
-"""By how many bytes an upstream id and token can lengthen a request at most."""
 
 SPECIAL: Final = OWN | {LISTEN, DISCOVER, UNSET}
 """Methods that are never simply passed on, in one era or the other; and none at all."""
@@ -77,6 +72,8 @@ KNOWN_PARAMS: Final = frozenset(
         "clientInfo",
         "requestId",
         "reason",
+        "task",
+        "taskId",
     }
 )
 KNOWN_META: Final = frozenset(
@@ -84,7 +81,7 @@ KNOWN_META: Final = frozenset(
     | {"traceparent", "tracestate", "baggage"}
 )
 TRANSLATED: Final = frozenset(
-    {"_meta", "requestId", PROGRESS_TOKEN, PROTOCOL_VERSION, LOG_LEVEL, SUBSCRIPTION_ID}
+    {"_meta", "requestId", "task", "taskId"} | {PROGRESS_TOKEN, PROTOCOL_VERSION, LOG_LEVEL, SUBSCRIPTION_ID}
 )
 _FOLDED: Final = frozenset(name.casefold() for name in TRANSLATED)
 
@@ -104,10 +101,10 @@ def _meta_of(message: Call) -> Meta:
     return _NO_META if raw is None else decode_meta(raw) or _NO_META
 
 
-class Downstream:
+class Downstream(ClientLines):
     """Carries out what clients ask."""
 
-    __slots__ = ("_legacy", "_seats", "_subscriptions", "_tables", "_waiting")
+    __slots__ = ("_legacy", "_seats", "_subscriptions", "_waiting")
 
     def __init__(
         self,
@@ -117,80 +114,11 @@ class Downstream:
         seats: Seats,
         legacy: LegacySessions,
     ) -> None:
-        self._tables = tables
+        super().__init__(tables)
         self._subscriptions = subscriptions
         self._waiting = waiting
         self._seats = seats
         self._legacy = legacy
-
-    # -- lines -----------------------------------------------------------------
-
-    def data(self, client: Client, data: bytes) -> None:
-        """Take what one read from a client brought."""
-        framer = client.framer
-        if client.greeted and not framer.busy and data.endswith(b"\n") and len(data) <= framer.limit:
-            self.block(client, data)  # the common case: nothing is copied, nothing is kept
-            return
-        if not client.greeted and data:
-            client.greeted = True
-            if client.strict and data[:1] != b"{":
-                # A web page can have a browser POST to a port; its first byte gives it away.
-                self._bad_line(client, "the first byte of a TCP connection must be `{`", data)
-                return
-        for segment in framer.feed(data):
-            if client.closing:
-                return
-            if type(segment) is OverlongStart or type(segment) is OverlongEnd:
-                self._overlong(client, segment)
-            else:
-                self.block(client, segment)  # type: ignore[arg-type]  # what is left of the union
-
-    def finish(self, client: Client) -> None:
-        """A client has stopped sending: its last line counts without a newline, if it is a whole message."""
-        for segment in client.framer.finish():
-            if type(segment) is OverlongEnd:
-                self._overlong(client, segment)
-            elif type(self._tables.codec_down.decode_line(segment[:-1])) is not Refusal:  # type: ignore[index]  # see above
-                self.block(client, segment)  # type: ignore[arg-type]
-            else:
-                self._tables.stats.bad_lines += 1
-
-    def block(self, client: Client, block: Block) -> None:
-        """Take whole lines."""
-        tables = self._tables
-        messages = tables.codec_down.decode_calls(block)
-        if messages is not None:
-            # A rewritten line can be longer than it came: near the limit each is measured.
-            self.messages(client, messages, len(block) > tables.limits.max_request - REWRITE_ROOM)
-            return
-        for line in block.split(b"\n")[:-1]:
-            decoded = tables.codec_down.decode_line(line)
-            if decoded is None:
-                continue
-            if type(decoded) is Refusal:
-                self._refused_line(client, decoded, line)
-                if client.closing:
-                    return
-            else:
-                self.messages(client, [decoded], len(line) > tables.limits.max_request - REWRITE_ROOM)  # type: ignore[list-item]  # a Message
-
-    def _refused_line(self, client: Client, refusal: Refusal, line: Block) -> None:
-        if refusal.code == jsonrpc.PARSE_ERROR:
-            self._bad_line(client, refusal.reason, line)
-            return
-        tables = self._tables
-        tables.stats.bad_lines += 1
-        tables.note(NoticeKind.BAD_LINE, client.key, bytes(line[:512]))
-        tables.refuse(client, refusal.id, refusal.code, refusal.reason, "invalid_request")
-
-    def _bad_line(self, client: Client, reason: str, line: Block) -> None:
-        tables = self._tables
-        tables.stats.bad_lines += 1
-        client.bad_lines += 1
-        tables.note(NoticeKind.BAD_LINE, client.key, bytes(line[:512]))
-        tables.refuse(client, UNSET, jsonrpc.PARSE_ERROR, reason, "parse_error")
-        if client.strict or client.bad_lines >= tables.limits.bad_lines:
-            self.cut(client, b"too many lines that are not JSON")
 
     def cut(self, client: Client, why: bytes) -> None:
         """Disconnect a client for what it did, behind what it is still sent."""
@@ -199,26 +127,7 @@ class Downstream:
         tables.note(NoticeKind.CLIENT_CUT, client.key, why)
         self.leave(client)
         tables.outbox.close(client)
-
-    def _overlong(self, client: Client, segment: OverlongStart | OverlongEnd) -> None:
-        """A line over the limit: its sender is told once, as soon as its id is known or can never be."""
-        if type(segment) is OverlongStart:
-            id = guess_id(segment.head, b"")
-            client.overlong_told = id is not None
-            if id is None:
-                return
-        else:
-            if client.overlong_told:
-                return
-            assert type(segment) is OverlongEnd
-            id = guess_id(b"", segment.tail)
-        self._too_large(client, UNSET if id is None else id)
-
-    def _too_large(self, client: Client, id: Id | UnsetType) -> None:
-        limit = self._tables.limits.max_request
-        self._tables.refuse(
-            client, id, jsonrpc.TOO_LARGE, f"the message is longer than {limit} bytes", "message_too_large"
-        )
+        self.feed_freed()
 
     # -- messages --------------------------------------------------------------
 
@@ -245,8 +154,8 @@ class Downstream:
         if modern is not None and modern.blocked:
             modern = None
         legacy = tables.served.get(LEGACY)
-        if legacy is not None and (legacy.blocked or client.session is None):
-            legacy = None  # (a session is open, since nothing of it waits)
+        if legacy is not None and (legacy.blocked or client.session is None or legacy.tasks is not None):
+            legacy = None  # (a session is open, since nothing of it waits; tasks need a second look)
         touch = tables.outbox.touch
         now = tables.now
         sent = 0
@@ -324,10 +233,6 @@ class Downstream:
         else:
             self._request(client, message, id, method, measured)
 
-    def _invalid(self, client: Client, id: Id | UnsetType, why: str) -> None:
-        self._tables.stats.bad_lines += 1
-        self._tables.refuse(client, id, jsonrpc.INVALID_REQUEST, why, "invalid_request")
-
     def _request(self, client: Client, message: Call, id: Id, method: str, measured: bool) -> None:
         tables = self._tables
         meta = self._look(client, message.params) if type(message.params) is dict else _NO_META
@@ -353,7 +258,8 @@ class Downstream:
                 self._subscriptions.listen(client, message, meta, child)
                 return
             if len(client.inflight) < tables.limits.max_in_flight:
-                self._send(client, child, message, meta)
+                self._pass(client, child, message, id, method, meta, modern)
+                self.feed_freed()
                 return
         if listen and not self._subscriptions.has_room(client):
             self._subscriptions.refuse_full(client, id)
@@ -383,7 +289,20 @@ class Downstream:
             size += digits - len(memoryview(meta.token))
         return size > self._tables.limits.max_request
 
-    def _send(self, client: Client, child: Child, message: Call, meta: Meta) -> None:
+    def _pass(
+        self, client: Client, child: Child, message: Call, id: Id, method: str, meta: Meta, modern: bool
+    ) -> None:
+        """A request's turn has come: send it, unless it is carried out together with others' or refused."""
+        if modern:
+            self._send(client, child, message, meta)
+        elif not self._legacy.takes(client, child, message, id, method):
+            interest = self._legacy.tasks.interest(child, message, method)
+            entry = self._send(client, child, message, meta)
+            if interest is not None:
+                entry.noted = True
+                child.interests[self._tables.last_id] = interest
+
+    def _send(self, client: Client, child: Child, message: Call, meta: Meta) -> Entry:
         """Book a request, and write it under its upstream id."""
         tables = self._tables
         tables.last_id = upstream_id = tables.last_id + 1
@@ -406,7 +325,7 @@ class Downstream:
         client.inflight[upstream_id] = entry
         child.inflight[upstream_id] = entry
         if meta.log_level is not UNSET:
-            entry.logs = True
+            entry.noted = True
             tables.attention.due = True
             child.loggers[upstream_id] = Logger(client)
         message.id = upstream_id
@@ -414,6 +333,7 @@ class Downstream:
         if tables.limits.request_timeout is not None:
             tables.attention.due = True
         tables.outbox.put(child, message)
+        return entry
 
     # -- notifications ---------------------------------------------------------
 
@@ -423,7 +343,7 @@ class Downstream:
             self._cancelled(client, message)
             return
         if method in ENDS_AT_BRIDGE or tables.stopping:
-            self._legacy.notified(client, method)
+            self._legacy.said(client, method)
             tables.stats.dropped_notifications_up += 1
             return
         era = Era.LEGACY if client.session is not None and _meta_of(message).version is UNSET else Era.MODERN
@@ -490,6 +410,20 @@ class Downstream:
 
     def feed(self, client: Client) -> None:
         """A client's window has room again, or its queue is shorter: move what waits as far as it may."""
+        self._feed(client)
+        self.feed_freed()
+
+    def feed_freed(self) -> None:
+        """Requests have ended that waited for the outcome of others': their clients' next ones may go.
+
+        To be called behind whatever may have ended some, and never from within a move.
+        """
+        freed = self._legacy.desk.freed
+        for client in freed:  # which may free more
+            self._feed(client)
+        freed.clear()
+
+    def _feed(self, client: Client) -> None:
         for era, queue in list(client.waiting.items()):
             child = self._tables.served.get(era)
             if child is not None and not child.blocked and not child.pumping:
@@ -533,7 +467,7 @@ class Downstream:
             elif item.listen:
                 self._subscriptions.listen(client, message, meta, child)
             else:
-                self._send(client, child, message, meta)
+                self._pass(client, child, message, item.id, item.method, meta, queue.era is MODERN)
         return sent
 
     def _decoded(self, item: Queued) -> Call:
@@ -591,6 +525,7 @@ class Downstream:
             tables.note(NoticeKind.CLIENT_CUT, client.key, b"the server came back with another session")
             self.leave(client)
             tables.outbox.close(client)
+        self.feed_freed()
 
     def leave(self, client: Client) -> None:
         """Forget a client: cancel what it has at the servers, end what it holds."""
@@ -603,3 +538,4 @@ class Downstream:
             self._subscriptions.leave(holder, LEFT, tables.served.get(Era.MODERN))
         for upstream_id, entry in list(client.inflight.items()):
             tables.abandon(upstream_id, entry, LEFT)
+        self._legacy.left(client)

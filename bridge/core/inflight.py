@@ -13,7 +13,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from msgspec import Raw, Struct
+from msgspec import Raw, Struct, field
 
 from bridge.core.framing import LineFramer
 from bridge.core.jsonrpc import Id
@@ -21,7 +21,9 @@ from bridge.core.outbox import Key, Lane
 
 if TYPE_CHECKING:
     from bridge.core.era import Era, Handshake
+    from bridge.core.resources import Resource
     from bridge.core.subscriptions import Holder, Share
+    from bridge.core.tasks import Interest, Task
 
 
 class Kind(enum.IntEnum):
@@ -31,6 +33,12 @@ class Kind(enum.IntEnum):
     LISTEN = 1
     PROBE = 2
     INITIALIZE = 3
+    QUESTION = 4
+    """Of the bridge, on account of clients: see `accounts.py`."""
+    WAITER = 5
+    """Of a client, and not sent: its answer follows from a question's."""
+    FORGOTTEN = 6
+    """Nobody is told."""
 
 
 class Entry(Struct, gc=False):
@@ -52,8 +60,8 @@ class Entry(Struct, gc=False):
     sent_at: float = 0.0
     share: Share | None = None
     """Of a listen: the subscription it opened."""
-    logs: bool = False
-    """Whether it asked for log notifications."""
+    noted: bool = False
+    """Whether the child's `loggers` or `interests` know of it."""
 
 
 class Queued(Struct, gc=False):
@@ -162,6 +170,7 @@ class Client(Lane):
         "overlong_told",
         "session",
         "strict",
+        "tasks",
         "usual_meta",
         "waiting",
     )
@@ -181,6 +190,8 @@ class Client(Lane):
         """The last `_meta` of a modern request with nothing to translate: the next is likely the same."""
         self.session: Session | None = None
         """What `initialize` settled, if the client has sent one."""
+        self.tasks: dict[int, Task] = {}
+        """Tasks that its requests have made, by the upstream ids of these."""
         self.bad_lines = 0
         """Lines in a row that were not JSON."""
         self.overlong_told = False
@@ -201,6 +212,12 @@ class Session(Struct):
     """It was answered; until then what is pipelined behind it waits."""
     initialized: bool = False
     """The client has sent `notifications/initialized`, and may be told of changes."""
+    missed: bool = False
+    """The server was started again: changes may have been missed."""
+    level: int | None = None
+    """The rank of the log level it has set, if it has."""
+    resources: dict[str, Resource] = field(default_factory=dict)
+    """What it has subscribed to, by URI."""
 
 
 class Child(Lane):
@@ -215,6 +232,7 @@ class Child(Lane):
         "framer",
         "handshake",
         "inflight",
+        "interests",
         "loggers",
         "muted",
         "opened_at",
@@ -223,6 +241,8 @@ class Child(Lane):
         "seat",
         "shares",
         "spoke",
+        "task_tokens",
+        "tasks",
         "wrote",
     )
 
@@ -235,6 +255,12 @@ class Child(Lane):
         self.shares: dict[int, Share] = {}
         """Subscription id, which is the upstream id of the listen, to subscription."""
         self.loggers: dict[int, Logger] = {}
+        self.interests: dict[int, Interest] = {}
+        """Requests whose responses say something of tasks."""
+        self.tasks: dict[str, Task] | None = None
+        """By name; None if it has none."""
+        self.task_tokens: dict[int, Task] = {}
+        """Progress tokens that outlive the response to their request."""
         self.opened_at = now
         self.blocked = False
         """Its stdin takes no more for now."""

@@ -42,6 +42,7 @@ PARSE_ERROR: Final = -32700
 INVALID_REQUEST: Final = -32600
 METHOD_NOT_FOUND: Final = -32601
 INVALID_PARAMS: Final = -32602
+INTERNAL_ERROR: Final = -32603
 # The bridge's own: outside -32768..-32000, which belongs to JSON-RPC and to MCP.
 SERVER_EXITED: Final = -31001
 SERVER_UNAVAILABLE: Final = -31002

@@ -17,6 +17,7 @@ from bridge.core.era import Era, Handshake
 from bridge.core.inflight import Child, Client, Kind
 from bridge.core.legacy import LegacySessions
 from bridge.core.outbox import Key, Output
+from bridge.core.resources import held_bytes
 from bridge.core.seats import Seats
 from bridge.core.stats import Stats
 from bridge.core.subscriptions import Subscriptions
@@ -46,14 +47,14 @@ class Router:
     except where a method says that it may be closed already.
     """
 
-    __slots__ = ("_downstream", "_seats", "_subscriptions", "_tables", "_upstream", "_waiting")
+    __slots__ = ("_downstream", "_legacy", "_seats", "_subscriptions", "_tables", "_upstream", "_waiting")
 
     def __init__(self, limits: Limits, *, salt: bytes, version: str = "0") -> None:
         self._tables = tables = Tables(limits, salt=salt, version=version)
         self._subscriptions = Subscriptions(tables)
         self._waiting = Waiting(tables)
-        self._seats = Seats(tables, self._subscriptions, self._waiting)
-        legacy = LegacySessions(tables)
+        self._legacy = legacy = LegacySessions(tables)
+        self._seats = Seats(tables, self._subscriptions, self._waiting, legacy)
         self._downstream = Downstream(tables, self._subscriptions, self._waiting, self._seats, legacy)
         self._upstream = Upstream(tables, self._subscriptions, self._downstream, self._seats, legacy)
 
@@ -93,8 +94,7 @@ class Router:
     @property
     def in_flight(self) -> int:
         """Requests at the servers, the bridge's own and open subscriptions not counted."""
-        children = self._tables.children.values()
-        return sum(entry.kind is Kind.REQUEST for child in children for entry in child.inflight.values())
+        return sum(len(client.inflight) for client in self._tables.clients.values())
 
     @property
     def ready(self) -> bool:
@@ -116,7 +116,8 @@ class Router:
             return 0
         queued = sum(queue.bytes + len(queue) * QUEUED_ROOM for queue in client.waiting.values())
         kept = sum(holder.share.size for holder in client.holders.values())
-        return client.framer.buffered + queued + kept
+        subscribed = 0 if client.session is None else held_bytes(client.session)
+        return client.framer.buffered + queued + kept + subscribed
 
     @property
     def buffered_all(self) -> int:
@@ -137,6 +138,8 @@ class Router:
             "lingering": len(tables.lingering),
             "sessions": len(tables.sessions),
             "holders": tables.holders,
+            "resource_holders": self._legacy.resources.holders,
+            "tasks": self._legacy.tasks.count,
             "shares": len(self._subscriptions),
             "in_flight": sum(entry.kind in (Kind.REQUEST, Kind.LISTEN) for entry in entries),
             "child_shares": sum(len(child.shares) for child in children),
@@ -209,6 +212,7 @@ class Router:
         tables.now = now
         client.closing = True
         self._downstream.leave(client)
+        self._downstream.feed_freed()
         return tables.outbox.flush()
 
     # -- the server --------------------------------------------------------------
@@ -266,7 +270,10 @@ class Router:
         era = child.handshake.era
         if era is not None:
             self._waiting.resume(era)
+        if era is Era.LEGACY:
+            self._legacy.writable()
         more = self._downstream.pump(child, room)
+        self._downstream.feed_freed()
         return tables.outbox.flush(), more
 
     def server_closed(self, key: Key, now: float, *, exited: bool = True) -> list[Output]:
@@ -308,10 +315,12 @@ class Router:
                 tables.settle(entry.client)
         child.inflight.clear()
         self._subscriptions.child_closed(child)
+        self._legacy.closed(child, exited=True)
         if era is not None:
             self._waiting.resume(era)
         if seat is not None:
             self._seats.closed(seat, child, exited=exited)
+        self._downstream.feed_freed()
         return tables.outbox.flush()
 
     def server_exhausted(self, seat: int, now: float) -> list[Output]:
@@ -320,6 +329,7 @@ class Router:
         found = self._tables.seat(seat)
         if found is not None:
             self._seats.exhausted(found)
+        self._downstream.feed_freed()
         return self._tables.outbox.flush()
 
     def replace_servers(self, now: float) -> list[Output]:
@@ -339,7 +349,7 @@ class Router:
         """Whether `tick` has anything to watch."""
         tables = self._tables
         swaps = self._seats.swaps
-        if tables.lingering or swaps.retiring or swaps.current is not None:
+        if tables.lingering or swaps.retiring or swaps.current is not None or self._seats.awaits_retry:
             return True
         for era in Era:
             if era not in tables.served and (tables.waiting[era] or self._seats.wanted(era)):
@@ -357,6 +367,8 @@ class Router:
         for era in Era:
             if tables.waiting[era]:
                 self._waiting.expire(era, self._seats.seat_serving(era))
+        self._legacy.expire(self._seats.seat_serving(Era.LEGACY))
+        self._seats.retry()
         linger = tables.limits.linger
         for client in list(tables.lingering.values()):
             if client.eof_at is not None and now - client.eof_at >= linger:
@@ -368,6 +380,7 @@ class Router:
                 if logger.client is None and now >= logger.until:
                     del child.loggers[upstream_id]
             self._time_out(child)
+        self._downstream.feed_freed()
         return tables.outbox.flush()
 
     def _time_out(self, child: Child) -> None:
@@ -376,7 +389,10 @@ class Router:
         if timeout is None:
             return
         for upstream_id, entry in list(child.inflight.items()):
-            if entry.kind is Kind.REQUEST and entry.client is not None and entry.id is not None:
+            if entry.kind is Kind.QUESTION and tables.now - entry.sent_at >= timeout:
+                tables.abandon(upstream_id, entry, {"reason": Raw(b'"request timeout"')})
+                self._legacy.late(entry)
+            elif entry.kind is Kind.REQUEST and entry.client is not None and entry.id is not None:
                 if tables.now - entry.sent_at < timeout:
                     break  # the table is in the order of sending
                 client = entry.client
@@ -408,6 +424,8 @@ class Router:
                     queue, jsonrpc.SHUTTING_DOWN, "the bridge is shutting down", "shutting_down"
                 )
         self._subscriptions.shut_down(tables.served.get(Era.MODERN))
+        self._legacy.drain()
+        self._downstream.feed_freed()
 
     def stop(self, now: float) -> list[Output]:
         """The time is up: what is at the servers is given up, and every client is closed."""

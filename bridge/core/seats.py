@@ -29,6 +29,7 @@ from bridge.core.era import (
 )
 from bridge.core.inflight import Child, Client, Entry, Kind
 from bridge.core.jsonrpc import ERA_NOT_SERVED, METHOD_NOT_FOUND, Id, Message, encoder, notification_line
+from bridge.core.legacy import LegacySessions
 from bridge.core.subscriptions import Subscriptions
 from bridge.core.swap import REPLACED, Swaps
 from bridge.core.tables import NOBODY, EraRefusal, NoticeKind, Seat, Tables
@@ -48,10 +49,13 @@ NEEDS: Final = {Era.MODERN: Event.NEED_MODERN, Era.LEGACY: Event.NEED_LEGACY}
 class Seats:
     """Speaks to children first, and says which of them serves whom."""
 
-    __slots__ = ("_subscriptions", "_tables", "_waiting", "swaps")
+    __slots__ = ("_legacy", "_subscriptions", "_tables", "_waiting", "swaps")
 
-    def __init__(self, tables: Tables, subscriptions: Subscriptions, waiting: Waiting) -> None:
+    def __init__(
+        self, tables: Tables, subscriptions: Subscriptions, waiting: Waiting, legacy: LegacySessions
+    ) -> None:
         self._tables = tables
+        self._legacy = legacy
         self._subscriptions = subscriptions
         self._waiting = waiting
         self.swaps = Swaps(tables)
@@ -75,6 +79,8 @@ class Seats:
         tables = self._tables
         if era is Era.MODERN and len(self._subscriptions):
             return True
+        if era is Era.LEGACY and self._legacy.wanted and self.refusal(era) is None:
+            return True
         return any(queue.has_requests for queue in tables.waiting[era].values())
 
     def seat_wanted(self, seat: Seat) -> bool:
@@ -96,6 +102,17 @@ class Seats:
             # One that was probed first may still turn out to be modern.
             return None if first.child.handshake.phase is Phase.INITIALIZING else first
         return first
+
+    @property
+    def awaits_retry(self) -> bool:
+        """Whether the bridge itself will ask for the legacy server again, for what clients hold."""
+        refusal = self._tables.refusals.get(Era.LEGACY)
+        return refusal is not None and refusal.until is not None and self._legacy.wanted
+
+    def retry(self) -> None:
+        """If a refusal was remembered long enough: see whether clients still hold what needs a server."""
+        if self.awaits_retry and self.refusal(Era.LEGACY) is None:
+            self._reconsider()
 
     def approached(self, era: Era) -> bool:
         """Whether an era's server is being spoken to, and may soon be served."""
@@ -313,6 +330,8 @@ class Seats:
         tables.note(NoticeKind.READY, child.key, era.value.encode(), seat.number)
         if era is Era.MODERN:
             self._subscriptions.open_again(child)
+        else:
+            self._legacy.opened(child)
         self._reconsider()
 
     def _swap(self) -> None:
@@ -321,6 +340,7 @@ class Seats:
         assert swap is not None
         for old in self.swaps.commit():
             self._subscriptions.move(old, REPLACED)
+            self._legacy.closed(old, exited=False)
         if swap.greeting is not None:
             self._take(swap.greeting)
         for seat in swap.seats:
@@ -366,7 +386,10 @@ class Seats:
             if era is Era.LEGACY and queue.client.session is not None and not queue.client.session.open:
                 queue.client.session = None
             self._waiting.after(queue)
-        if era is Era.MODERN:
+        if era is Era.LEGACY:
+            for client, id in self._legacy.give_up():
+                self.refuse(client, id, "", era, refusal)
+        else:
             for holder in self._subscriptions.end_all():
                 # It may have been written to a process before: what has an owner was sent once.
                 self.refuse(holder.client, holder.id, "", era, refusal, delivered=True)

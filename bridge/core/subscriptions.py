@@ -256,7 +256,7 @@ class Subscriptions:
         child.shares[upstream_id] = share
         first = next(iter(share.holders.values()))
         child.inflight[upstream_id] = Entry(
-            Kind.LISTEN, child, None, None, first.token, self._tables.now, share, logs=share.logs
+            Kind.LISTEN, child, None, None, first.token, self._tables.now, share, noted=share.logs
         )
         if share.logs:
             self._tables.attention.due = True

@@ -12,7 +12,7 @@ from typing import Any, Final
 from msgspec import Raw, Struct, UnsetType
 
 from bridge.core.era import Era, Greeting
-from bridge.core.inflight import Child, Client, Entry, Logger, Queue
+from bridge.core.inflight import Child, Client, Entry, Kind, Logger, Queue
 from bridge.core.jsonrpc import Codec, Id, Members, error_line, notification_line
 from bridge.core.outbox import Key, Outbox
 from bridge.core.stats import Stats
@@ -90,6 +90,7 @@ class NoticeKind(enum.Enum):
     BAD_LINE = "a client wrote a line that is no message"
     CLIENT_CUT = "a client was disconnected"
     SERVER_REQUEST = "the server sent a request"
+    SUBSCRIPTION_LOST = "the server was started again, and refused what clients had subscribed to"
     AMBIGUOUS_LOG = "a log notification that several clients could have asked for"
 
 
@@ -292,8 +293,9 @@ class Tables:
         """Take an entry out of its client's table; the caller has taken it out of the child's."""
         if entry.client is not None:
             entry.client.inflight.pop(upstream_id, None)
-        if entry.logs:
+        if entry.noted:
             entry.child.loggers.pop(upstream_id, None)
+            entry.child.interests.pop(upstream_id, None)
 
     def abandon(self, upstream_id: int, entry: Entry, rest: Members) -> None:
         """Cancel a request at the server, and forget it.
@@ -302,10 +304,16 @@ class Tables:
             rest: further members of the cancellation's `params`.
         """
         child = entry.child
-        del child.inflight[upstream_id]
         if entry.client is not None:
-            entry.client.inflight.pop(upstream_id, None)
-        if entry.logs:
+            known = entry.client.inflight.pop(upstream_id, None)
+            if entry.kind is Kind.WAITER:
+                if known is not None:  # what others gave up a moment ago may have answered it
+                    entry.account.gave_up(upstream_id)  # type: ignore[attr-defined]  # see accounts.Waiter
+                return
+        del child.inflight[upstream_id]
+        if entry.noted:
+            child.interests.pop(upstream_id, None)
+        if upstream_id in child.loggers:
             self.attention.due = True
             del child.loggers[upstream_id]
             # Beyond the bound they are one, which no response can end before its time.

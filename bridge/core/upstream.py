@@ -29,7 +29,7 @@ from bridge.core.jsonrpc import (
     salvage_id,
     trusted_id,
 )
-from bridge.core.legacy import LIST_CHANGED, LegacySessions
+from bridge.core.legacy import LegacySessions
 from bridge.core.seats import Seats
 from bridge.core.subscriptions import ACKNOWLEDGED, Subscriptions
 from bridge.core.tables import NoticeKind, Tables
@@ -142,10 +142,14 @@ class Upstream:
         tables.end(upstream_id, entry)
         if entry.kind is Kind.PROBE or entry.kind is Kind.INITIALIZE:
             self._seats.answered(child, entry, None)
+            self._downstream.feed_freed()
+        elif entry.kind is Kind.QUESTION:
+            self._legacy.settled(entry, None)
+            self._downstream.feed_freed()
         elif entry.kind is Kind.LISTEN:
             assert entry.share is not None
             self._subscriptions.broken(child, entry.share)
-        else:
+        elif entry.kind is Kind.REQUEST:
             client, id = entry.client, entry.id
             assert client is not None
             assert id is not None
@@ -183,8 +187,8 @@ class Upstream:
                 self._response(child, message, entry)
                 continue
             del client.inflight[number]  # type: ignore[arg-type]  # an entry was found under it
-            if entry.logs:
-                del child.loggers[number]  # type: ignore[arg-type]  # as above
+            if entry.noted:
+                self._noted(child, number, entry, message)  # type: ignore[arg-type]  # as above
             message.id = entry.id  # type: ignore[assignment]  # a client's entry has an id
             touch(client).append(message)  # who is closing has nothing in flight
             passed += 1
@@ -203,6 +207,8 @@ class Upstream:
         if (message.result is UNSET) is (message.error is UNSET):
             self._settle_broken(child, upstream_id, entry)
             return
+        if entry.kind is Kind.REQUEST and entry.noted:
+            self._noted(child, upstream_id, entry, message)
         tables.end(upstream_id, entry)
         if entry.kind is Kind.REQUEST:
             client = entry.client
@@ -213,10 +219,21 @@ class Upstream:
             self._answered(client)
         elif entry.kind is Kind.LISTEN:
             self._subscriptions.answered(child, entry.share, message)  # type: ignore[arg-type]  # a listen has a share
-        else:
+        elif entry.kind is Kind.QUESTION:
+            self._legacy.settled(entry, message)
+            self._downstream.feed_freed()
+        elif entry.kind is not Kind.FORGOTTEN:
             self._seats.answered(child, entry, message)
+            self._downstream.feed_freed()
             if tables.stale_sessions:
                 self._downstream.end_sessions()
+
+    def _noted(self, child: Child, upstream_id: int, entry: Entry, message: Message) -> None:
+        """A response to a request that asked for logs, or that has to do with tasks."""
+        child.loggers.pop(upstream_id, None)
+        interest = child.interests.pop(upstream_id, None)
+        if interest is not None:
+            self._legacy.tasks.answered(child, interest, upstream_id, entry, message)
 
     def _unasked(self, child: Child, message: Message) -> None:
         if message.result is UNSET and message.error is UNSET:
@@ -255,12 +272,9 @@ class Upstream:
             self._progress(child, message, params)
         elif child.muted and method != LOG:
             tables.stats.dropped_notifications += 1
-        elif method in LIST_CHANGED and child.handshake.phase is Phase.LEGACY:
-            self._legacy.changed(message)
-        elif type(params) is not dict:
-            tables.stats.dropped_notifications += 1
         elif legacy:
-            # Log levels, tasks and resource subscriptions are not shared: see legacy.NOT_SHARED.
+            self._legacy.notified(child, message, method)
+        elif type(params) is not dict:
             tables.stats.dropped_notifications += 1
         elif method == LOG:
             self._log(child, message)
@@ -275,13 +289,19 @@ class Upstream:
         upstream_id = None if raw is None else plain_integer(raw)
         entry = None if upstream_id is None else child.inflight.get(upstream_id)
         if entry is None or entry.token is None:
-            self._tables.stats.dropped_progress += 1
-            return
-        client = entry.client
-        if client is None:  # a listen with a token is nobody else's
-            assert entry.share is not None
-            client = next(iter(entry.share.holders.values())).client
-        params[PROGRESS_TOKEN] = Raw(entry.token)
+            # A task's progress goes on behind the response to the request that made it.
+            task = None if upstream_id is None else child.task_tokens.get(upstream_id)
+            if task is None or task.token is None:
+                self._tables.stats.dropped_progress += 1
+                return
+            client, token = task.client, task.token
+        else:
+            token = entry.token
+            client = entry.client  # type: ignore[assignment]  # seen to next
+            if client is None:  # a listen with a token is nobody else's
+                assert entry.share is not None
+                client = next(iter(entry.share.holders.values())).client
+        params[PROGRESS_TOKEN] = Raw(token)
         self._tables.stats.notifications_down += 1
         # The token is spelled as the client wrote it, so it is not for the marker's undoing.
         self._tables.outbox.put(client, message)

@@ -4,7 +4,9 @@ Every event is put to two routers, one of which gets each line by itself and cut
 same. What is written is judged by what must hold whatever happens: a request has one outcome, at the client
 that asked; a process is asked for its era once, and is sent nothing of the other; a session's requests come
 behind its greeting; a process that was replaced, or is to replace another, is sent nothing new and tells
-nobody anything; nobody waits for ever; nothing is left when all have gone.
+nobody anything; nobody waits for ever; nothing is left when all have gone. Of what clients of one session
+hold (subscriptions, levels, tasks) nobody is told another's; the server is asked about one thing at a time,
+and in the end it is in the state that they add up to.
 
 `BRIDGE_MODEL_EXAMPLES=20000 pytest --timeout 0 tests/property/test_router_eras.py` runs it long, on other
 examples each time.
@@ -21,6 +23,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from bridge.core.era import LEGACY_VERSIONS, Era
+from bridge.core.levels import LEVELS
 from bridge.core.outbox import Control, Key, Output
 from bridge.core.router import Router
 from bridge.core.seats import REMEMBERED_S
@@ -45,6 +48,7 @@ from tests.unit.core.scenario import (
     result,
 )
 from tests.unit.core.scenario import initialize as client_initialize
+from tests.unit.core.sessions import log, updated
 
 EXAMPLES: Final = os.environ.get("BRIDGE_MODEL_EXAMPLES")
 
@@ -55,6 +59,15 @@ REFUSALS: Final[tuple[Json, ...]] = (
     {"code": -32022, "message": "no", "data": {"supported": ["2026-07-28"]}},
     {"code": -32022, "message": "no", "data": {"supported": ["2025-06-18"]}},
 )
+URIS: Final = ("a", "a/b", "c")
+CAPABLE: Final[Json] = {
+    "tools": {"listChanged": True},
+    "resources": {"subscribe": True},
+    "logging": {},
+    "tasks": {"list": {}, "cancel": {}},
+}
+STATUS: Final = ("working", "failed")
+QUESTIONS: Final = ("resources/subscribe", "resources/unsubscribe", "logging/setLevel", "tasks/cancel")
 LIST_CHANGED: Final = notification("notifications/tools/list_changed")
 RESTART_WAIT: Final = 30
 PROBE: Final = 10
@@ -64,6 +77,7 @@ ROOM: Final = 1 << 30
 
 number = st.integers(0, 31)
 chance = st.integers(0, 11)
+wish = st.integers(0, 17)
 
 
 def pick(items: Any, n: int) -> Any:
@@ -95,6 +109,8 @@ class Process:
         """Ids of its own requests that were not answered."""
         self.stopped = False
         self.ready = False
+        self.subscribed: set[str] = set()
+        self.level: str | None = None
 
 
 class Peer:
@@ -107,6 +123,15 @@ class Peer:
         self.paused = False
         self.session = False
         self.initialized = False
+        self.holds: set[str] = set()
+        """URIs that it was told it has subscribed to."""
+        self.unsure: set[str] = set()
+        """URIs of which it does not know."""
+        self.level: str | None = None
+        self.unsure_of_level = False
+        self.tasks: set[str] = set()
+        self.asking: dict[str, Json] = {}
+        """Its requests about these that were not answered, by id."""
 
 
 class TheEras(RuleBasedStateMachine):
@@ -154,6 +179,10 @@ class TheEras(RuleBasedStateMachine):
         """Requests that end with their connection, or with the bridge."""
         self.terms: tuple[object, object] | None = None
         """Version and capabilities that the legacy server told last."""
+        self.updates: dict[Key, list[str]] = {}
+        self.heard: set[Key] = set()
+        self.tasks_made = 0
+        self.refused_levels = False
         self.drained = False
         self.fine_so_far = True
         for _ in range(clients):
@@ -207,6 +236,11 @@ class TheEras(RuleBasedStateMachine):
         assert kinds == [(notice.kind, notice.seat) for notice in self.coarse.take_notices()]
         assert self.fine.stats == self.coarse.stats
         assert self.fine.table_sizes() == self.coarse.table_sizes()
+        for notice in notices:
+            if notice.kind is NoticeKind.SUBSCRIPTION_LOST:
+                for peer in self.peers.values():
+                    if json.loads(notice.detail) in peer.holds:
+                        peer.unsure.add(json.loads(notice.detail))
         for kind, seat in kinds:
             if kind is NoticeKind.NEED_CHILD:
                 assert seat not in self.processes
@@ -273,6 +307,9 @@ class TheEras(RuleBasedStateMachine):
                 self.routed(
                     process, item, "_meta" in params and PREFIX + "protocolVersion" in params["_meta"]
                 )
+            elif method.startswith(("resources/", "logging/", "tasks/")):
+                assert process.initialized
+                self.asked_for_all(process, item)
             elif method == "server/discover":
                 assert not process.initializes
                 assert not process.discovered
@@ -286,17 +323,36 @@ class TheEras(RuleBasedStateMachine):
             assert not process.initialized
             process.initialized = True
         elif method == "notifications/cancelled":
-            # Of the bridge's own questions none is cancelled.
-            assert "marker" in process.known[params["requestId"]]["params"]
+            # Of the bridge's own questions about eras none is cancelled.
+            known = process.known[params["requestId"]]
+            assert "marker" in known["params"] or known["method"] in QUESTIONS
             process.given_up.add(params["requestId"])
         else:
             assert method == "x"
+
+    def asked_for_all(self, process: Process, item: Json) -> None:
+        """The bridge asks something on account of clients: about one thing at a time."""
+        about = self.about(item)
+        same = [
+            other
+            for id, other in process.sent.items()
+            if id not in process.given_up and self.about(other) == about
+        ]
+        assert same == [item], same
+
+    @staticmethod
+    def about(item: Json) -> object:
+        if item["method"].startswith("resources/"):
+            return item["params"]["uri"]
+        return item["method"] if item["method"] == "logging/setLevel" else item["id"]
 
     def routed(self, process: Process, item: Json, modern: bool) -> None:
         """A client's request has come to a process."""
         # (Two processes may be ready at the same tick, the old one first.)
         assert process.seat in (*self.seats, *self.fine.seats)
         client, _, token = self.asked[item["params"]["marker"]]
+        if item["method"] == "tasks/get":
+            assert item["params"]["taskId"] in self.peers[client].tasks
         sent = item["params"].get("_meta", {}).get("progressToken")
         assert sent == (None if token is None else item["id"])
         if modern:
@@ -319,7 +375,26 @@ class TheEras(RuleBasedStateMachine):
             assert peer.initialized
             assert self.speaking is None or self.speaking.seat in self.fine.seats
             return
+        if item.get("method") == "notifications/resources/updated":
+            assert any(
+                params["uri"] == uri or params["uri"].startswith(uri + "/")
+                for uri in peer.holds | peer.unsure
+            ), item
+            peer_updates = self.updates.setdefault(peer.key, [])
+            peer_updates.append(params["uri"])
+            return
+        if item.get("method") == "notifications/message":
+            assert peer.level is not None or peer.unsure_of_level
+            if not peer.unsure_of_level:
+                assert LEVELS.index(params["level"]) >= LEVELS.index(peer.level or "")
+            self.heard.add(peer.key)
+            return
+        if item.get("method") == "notifications/tasks/status":
+            assert params["taskId"] in peer.tasks
+            return
         assert "method" not in item, item
+        if item["id"] in peer.asking:
+            self.told_what_it_holds(peer, peer.asking.pop(item["id"]), item)
         name = (peer.key, json.dumps(item["id"]))
         self.outcomes[name] = self.outcomes.get(name, 0) + 1
         assert self.outcomes[name] <= self.by_id[name], name
@@ -328,11 +403,39 @@ class TheEras(RuleBasedStateMachine):
             client, id, _ = self.asked.pop(said["marker"])
             assert client == peer.key
             assert json.dumps(id) == json.dumps(item["id"])
+            if "task" in said:
+                peer.tasks.add(said["task"]["taskId"])
+            for task in said.get("tasks", []):
+                assert task["taskId"] in peer.tasks
         elif "protocolVersion" in said:
             assert said["protocolVersion"] in LEGACY_VERSIONS
             peer.session = True
         elif "error" in item and item["error"].get("data", {}).get("reason") == "not_initialized":
             assert not peer.session
+
+    def told_what_it_holds(self, peer: Peer, asked: Json, item: Json) -> None:
+        """A request about a subscription or a level was answered."""
+        if asked["method"] == "logging/setLevel":
+            if "result" in item:
+                peer.level = asked["params"]["level"]
+                peer.unsure_of_level = any(
+                    other["method"] == "logging/setLevel" for other in peer.asking.values()
+                )
+            elif item["error"].get("data", {}).get("source") != "mcp-bridge":
+                peer.unsure_of_level = True
+            return
+        uri = asked["params"]["uri"]
+        if "result" not in item:
+            peer.unsure.add(uri)
+        elif asked["method"] == "resources/subscribe":
+            peer.holds.add(uri)
+        else:
+            peer.holds.discard(uri)
+        later = [other for other in peer.asking.values() if other["params"].get("uri") == uri]
+        if later:
+            peer.unsure.add(uri)
+        elif "result" in item:
+            peer.unsure.discard(uri)
 
     # -- clients
 
@@ -367,11 +470,28 @@ class TheEras(RuleBasedStateMachine):
             return legacy(id, "ping")
         if kind <= 5:
             return client_initialize(id, pick((*LEGACY_VERSIONS, "2026-07-28", 5), n))
-        if kind == 6:
-            return legacy(id, "logging/setLevel")
+        if kind in (6, 12, 13, 17):
+            id = f"r{self.marker}"
+            self.by_id[name] -= 1
+            self.by_id[(peer.key, json.dumps(id))] = 1
+            if kind == 6:
+                asked = legacy(id, "logging/setLevel", level=pick(LEVELS, n))
+                peer.unsure_of_level = True
+            else:
+                method = "resources/unsubscribe" if kind == 13 else "resources/subscribe"
+                asked = legacy(id, method, uri=pick(URIS, n))
+                peer.unsure.add(pick(URIS, n))
+            peer.asking[id] = asked
+            return asked
         self.asked[self.marker] = (peer.key, id, token)
         if kind <= 8:
             return legacy(id, "x", marker=self.marker, _meta=meta)
+        if kind == 14:
+            return legacy(id, "x", marker=self.marker, _meta=meta, task={})
+        if kind == 15:
+            return legacy(id, "tasks/get", taskId=f"t{n}", marker=self.marker, _meta=meta)
+        if kind == 16:
+            return legacy(id, "tasks/list", marker=self.marker, _meta=meta)
         if kind == 9:
             return request(id, "server/discover", meta=meta, marker=self.marker)
         if kind == 11:
@@ -386,7 +506,7 @@ class TheEras(RuleBasedStateMachine):
     @precondition(lambda self: self.senders())
     @rule(
         who=number,
-        what=st.lists(st.tuples(chance, number), min_size=1, max_size=4),
+        what=st.lists(st.tuples(wish, number), min_size=1, max_size=4),
         cut=st.integers(0, 200),
     )
     def client_writes(self, who: int, what: list[tuple[int, int]], cut: int) -> None:
@@ -409,6 +529,24 @@ class TheEras(RuleBasedStateMachine):
         peer = pick(self.senders(), who)
         messages = [self.new(peer, 9, n), self.new(peer, 11, n)]
         self.lines("client_data", peer.key, list(map(line, messages)), 1000)
+
+    @precondition(lambda self: any(peer.session for peer in self.senders()))
+    @rule(who=number, what=st.lists(st.tuples(st.sampled_from((6, 12, 12, 13, 17)), number), min_size=1))
+    def client_shares(self, who: int, what: list[tuple[int, int]]) -> None:
+        """As a client of a shared session does: subscriptions and levels."""
+        peer = pick([peer for peer in self.senders() if peer.session], who)
+        messages = [self.new(peer, kind, n) for kind, n in what[:3]]
+        self.lines("client_data", peer.key, list(map(line, messages)), 1000)
+
+    @precondition(lambda self: any(peer.asking for peer in self.senders()))
+    @rule(who=number, n=number)
+    def client_gives_up(self, who: int, n: int) -> None:
+        """What it has asked for of the session: it never knows what came of it."""
+        peer = pick([peer for peer in self.senders() if peer.asking], who)
+        id = pick(peer.asking, n)
+        del peer.asking[id]
+        self.excused.add((peer.key, json.dumps(id)))
+        self.lines("client_data", peer.key, [line(cancelled(id))], 1000)
 
     def client_stops_sending(self, n: int) -> None:
         if self.senders():
@@ -515,9 +653,25 @@ class TheEras(RuleBasedStateMachine):
 
     def good_answer(self, process: Process, up: int) -> bytes:
         asked = process.sent.pop(up)
-        if asked["method"] == "initialize":
-            process.greeted = greeting(up)
+        method = asked["method"]
+        if method == "initialize":
+            process.greeted = greeting(up, capabilities=CAPABLE)
             return line(process.greeted)
+        if method in QUESTIONS and "marker" not in asked["params"]:
+            if method == "logging/setLevel":
+                process.level = asked["params"]["level"]
+            elif method == "resources/subscribe":
+                process.subscribed.add(asked["params"]["uri"])
+            elif method == "resources/unsubscribe":
+                process.subscribed.discard(asked["params"]["uri"])
+            return line(result(up))
+        if method == "tasks/list":
+            tasks = [{"taskId": f"t{number}"} for number in range(32)]
+            return line(result(up, {"tasks": tasks, "marker": asked["params"]["marker"]}))
+        if "task" in asked["params"]:
+            self.tasks_made += 1
+            task = {"taskId": f"t{self.tasks_made % 32}", "status": "working"}
+            return line(result(up, {"task": task, "marker": asked["params"]["marker"]}))
         if "marker" in asked["params"]:
             if asked["method"] == "subscriptions/listen":
                 return line(closing(up))
@@ -547,7 +701,15 @@ class TheEras(RuleBasedStateMachine):
         if kind == 0:
             return b"noise\n"
         if kind == 1:
-            return line(LIST_CHANGED)
+            said = (
+                LIST_CHANGED,
+                updated(pick(URIS, n // 4)),
+                log(pick(LEVELS, n // 4)),
+                notification(
+                    "notifications/tasks/status", taskId=f"t{n}", status=pick(("working", "failed"), n)
+                ),
+            )
+            return line(pick(said, n))
         if kind == 2:
             id = pick(("p", 7, -1), n)
             process.asked.append(id)
@@ -563,10 +725,12 @@ class TheEras(RuleBasedStateMachine):
         if kind <= 8:
             return self.good_answer(process, up)
         del process.sent[up]
+        if method in QUESTIONS and "marker" not in params:
+            self.refused_levels = True
         if kind == 9:
             return b'{"jsonrpc":"2.0","id":%d,"result":{"x":?}}\n' % up
         if method == "initialize" and kind == 11:
-            process.greeted = greeting(up, pick(LEGACY_VERSIONS, n), {})
+            process.greeted = greeting(up, pick(LEGACY_VERSIONS, n), pick(({}, CAPABLE), n))
             return line(process.greeted)
         fault = pick(REFUSALS, n)
         if method == "server/discover" and "marker" not in params:
@@ -711,6 +875,9 @@ class TheEras(RuleBasedStateMachine):
     def everything_goes_well(self) -> None:
         """Servers start and answer as they should: then nobody waits."""
         for _ in range(1000):
+            for peer in [peer for peer in self.peers.values() if not peer.open]:
+                self.event("client_closed", peer.key, self.now)
+                del self.peers[peer.key]
             while self.startable():
                 self.child_starts(0)
             for seat in list(self.processes):
@@ -725,7 +892,31 @@ class TheEras(RuleBasedStateMachine):
             elif self.unanswered():
                 self.time_passes(10)
             else:
+                self.the_session_adds_up()
                 return
+
+    def the_session_adds_up(self) -> None:
+        """Nothing is on its way: the server holds what its clients hold, and each hears of its own."""
+        for process in self.processes.values():
+            if not process.initialized or not process.ready or self.drained:
+                continue
+            peers = [peer for peer in self.peers.values() if peer.open and peer.session]
+            for uri in URIS:
+                sure = [peer for peer in peers if uri in peer.holds - peer.unsure]
+                maybe = [peer for peer in peers if uri in peer.unsure]
+                if sure or not maybe:
+                    assert (uri in process.subscribed) is bool(sure), uri
+                self.updates.clear()
+                self.lines("server_data", process.key, [line(updated(uri))], 1000)
+                for peer in sure:
+                    assert uri in self.updates.get(peer.key, []), uri
+            self.heard.clear()
+            self.lines("server_data", process.key, [line(log("emergency"))], 1000)
+            deaf = [peer for peer in peers if peer.level is not None and not peer.unsure_of_level]
+            assert {peer.key for peer in deaf} <= self.heard
+            levels = [LEVELS.index(peer.level or "") for peer in deaf]
+            if levels and not any(peer.unsure_of_level for peer in peers) and not self.refused_levels:
+                assert process.level == LEVELS[min(levels)]
 
     def nobody_says_anything_any_more(self) -> None:
         """Servers are silent, and then gone: everybody is told in the end."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bridge.core.era import LEGACY_VERSIONS, Era
-from bridge.core.legacy import NOT_SHARED, shared_capabilities
+from bridge.core.legacy import OWN
 from bridge.core.tables import NoticeKind
 from tests.unit.core.scenario import (
     CLOSE,
@@ -143,36 +143,23 @@ def test_an_initialize_that_names_no_version_is_told_the_servers(params: object)
     )
 
 
-def test_capabilities_that_are_not_shared_are_taken_out() -> None:
-    told = {
-        "experimental": {"x": 1},
-        "resources": {"subscribe": True, "listChanged": True},
-        "logging": {},
-        "tools": {"listChanged": True},
-        "tasks": {"list": {}},
-    }
-    s = shared("A", said=greeting(1, capabilities=told))
-    left_over = {
-        "experimental": {"x": 1},
-        "resources": {"listChanged": True},
-        "tools": {"listChanged": True},
-    }
-    s.client("A", initialize(1)).expect(A=greeting(1, capabilities=left_over))
-
-
 @pytest.mark.parametrize(
     ("said", "told"),
     [
         (b"{}", b"{}"),
         (b"5", b"{}"),
-        (b'{"resources":{}}', b'{"resources":{}}'),
-        (b'{"resources":5}', b'{"resources":5}'),
-        (b'{"resources":{"subscribe":false}}', b'{"resources":{}}'),
-        (b'{"a":1.0,"a":2.0}', b'{"a":2.0}'),
+        (b'{"logging":{},"tasks":{"list":{}},"x":1.0}', b'{"logging":{},"tasks":{"list":{}},"x":1.0}'),
+        (
+            b'{"resources":{"subscribe":true,"listChanged":5}}',
+            b'{"resources":{"subscribe":true,"listChanged":5}}',
+        ),
     ],
 )
 def test_capabilities_of_any_shape_are_told(said: bytes, told: bytes) -> None:
-    assert bytes(shared_capabilities(said)) == told
+    s = Scenario("A", era=None)
+    s.client("A", initialize(1))
+    whole = b'{"jsonrpc":"2.0","id":1,"result":{"protocolVersion":"2025-11-25","capabilities":%s}}\n'
+    assert s.server(whole % said).bytes("A") == whole % told
 
 
 def test_a_server_that_told_no_capabilities_has_none() -> None:
@@ -249,12 +236,12 @@ def test_a_modern_ping_is_the_servers() -> None:
 def test_what_is_pipelined_behind_initialize_waits_for_its_answer_in_order() -> None:
     s = Scenario("A", era=None)
     s.client(
-        "A", initialize(1), INITIALIZED, legacy(2, "a"), notification("n"), legacy(3, "logging/setLevel")
+        "A", initialize(1), INITIALIZED, legacy(2, "a"), notification("n"), legacy(3, "tasks/get", taskId="t")
     ).expect(server=asked_to_initialize(1))
     s.client("A", legacy(4, "b"))
     s.server(greeting(1)).expect(
         server=[INITIALIZED, legacy(2, "a"), notification("n"), legacy(3, "b")],
-        A=[greeting(1), refusal(-32601, "not_shared", id=3)],
+        A=[greeting(1), refusal(-32602, "unknown_task", id=3)],
     )
 
 
@@ -354,16 +341,9 @@ def test_a_legacy_listen_is_a_request_like_any_other() -> None:
     assert s.sizes == {"clients": 1, "sessions": 1, "in_flight": 1}
 
 
-def test_a_request_for_what_is_not_shared_is_refused() -> None:
-    s = shared("A")
-    for id, method in enumerate(NOT_SHARED):
-        s.client("A", legacy(id, method, uri="u")).expect(A=refusal(-32601, "not_shared", id=id))
-    assert s.router.in_flight == 0
-
-
-def test_a_modern_request_of_such_a_name_is_the_servers() -> None:
+def test_a_modern_request_of_a_name_that_is_looked_after_is_the_servers() -> None:
     s = Scenario("A")
-    for number, method in enumerate([*NOT_SHARED, "initialize"]):
+    for number, method in enumerate([*sorted(OWN), "initialize"]):
         s.client("A", request("x", method)).expect(server=request(number + 2, method))
 
 
@@ -466,8 +446,14 @@ def test_a_changed_list_of_another_eras_server_is_not_the_sessions() -> None:
     "said",
     [
         notification("notifications/message", level="info", data=1),
+        notification("notifications/message", data=1),
+        {"jsonrpc": "2.0", "method": "notifications/message"},
         notification("notifications/resources/updated", uri="u"),
+        notification("notifications/resources/updated", uri=5),
+        notification("notifications/resources/updated"),
+        {"jsonrpc": "2.0", "method": "notifications/resources/updated"},
         notification("notifications/tasks/status", taskId="t"),
+        notification("notifications/tasks/status"),
         notification("notifications/cancelled", requestId=2),
         notification("notifications/subscriptions/acknowledged"),
         notification("notifications/other"),
@@ -552,7 +538,7 @@ def test_the_handshake_is_made_again_for_sessions_that_ask_nothing() -> None:
     s.server(greeting(1))
     s.crash().expect()
     s.open().expect(server=asked_to_initialize(2))
-    s.server(greeting(2)).expect(server=INITIALIZED)
+    s.server(greeting(2)).expect(server=INITIALIZED, A=TOOLS_CHANGED)
     s.server(TOOLS_CHANGED).expect(A=TOOLS_CHANGED)
 
 
@@ -721,3 +707,9 @@ def test_a_flood_of_initializes_costs_one_handshake() -> None:
     s = Scenario("A", era=None)
     s.client("A", *(initialize(number) for number in range(100))).expect(server=asked_to_initialize(1))
     s.server(greeting(1)).expect(server=INITIALIZED, A=[greeting(number) for number in range(100)])
+
+
+def test_a_bare_notification_of_a_session_goes_to_its_server() -> None:
+    s = shared("A")
+    bare: Json = {"jsonrpc": "2.0", "method": "n"}
+    s.client("A", bare).expect(server=bare)

@@ -36,6 +36,7 @@ from tests.unit.core.scenario import (
     request,
     result,
 )
+from tests.unit.core.sessions import CAPABLE, session, set_level, subscribe, updated
 
 READY, NEED, RETIRE, SWAPPED, FAILED = (
     NoticeKind.READY,
@@ -441,7 +442,7 @@ def test_with_two_eras_nothing_changes_before_both_are_ready() -> None:
     s.client("A", request(2)).expect(server=request(6))
     s.client("B", legacy(2)).expect(second=legacy(7))
     out = s.server(discovered(4), seat=2)
-    out.expect()
+    out.expect(B=LIST_CHANGED)
     assert (out.told().count(SWAPPED), sorted(out.seats(READY))) == (1, [2, 3])
     s.client("A", request(3)).expect(seat2=request(8))
     s.client("B", legacy(3)).expect(seat3=legacy(9))
@@ -466,7 +467,7 @@ def test_the_first_new_process_is_for_the_era_that_was_served_first() -> None:
     s.open(3).expect(seat3=probe(4))
     s.open(2).expect(seat2=asked_to_initialize(5))
     s.server(discovered(4), seat=3).expect()
-    s.server(greeting(5), seat=2).expect(seat2=INITIALIZED)
+    s.server(greeting(5), seat=2).expect(seat2=INITIALIZED, A=LIST_CHANGED)
     s.client("A", legacy(2)).expect(seat2=legacy(6))
     s.client("B", request(2)).expect(seat3=request(7))
 
@@ -476,11 +477,42 @@ def test_a_session_goes_on_with_a_new_process_that_says_the_same() -> None:
     s.client("A", legacy(2)).expect(server=legacy(2))
     s.swap()
     s.open(2).expect(seat2=asked_to_initialize(3))
-    s.server(greeting(3), seat=2).expect(seat2=INITIALIZED)
+    # It may have other tools now.
+    s.server(greeting(3), seat=2).expect(seat2=INITIALIZED, A=LIST_CHANGED)
     s.client("A", legacy(3)).expect(seat2=legacy(4))
     s.client("B", initialize("b")).expect(B=greeting("b"))
     s.server(result(2)).expect(A=result(2))
     gone(s)
+
+
+def test_what_a_session_holds_is_moved_to_the_new_process_before_any_request() -> None:
+    s = session()
+    s.client("A", subscribe(1), set_level(2, "info"))
+    s.server(result(2), result(3))
+    s.client("B", subscribe(1, "v"), legacy(2))
+    s.swap()
+    s.open(2).expect(seat2=asked_to_initialize(6))
+    s.server(greeting(6, capabilities=CAPABLE), seat=2).expect(
+        seat2=[INITIALIZED, subscribe(7), subscribe(8, "v"), set_level(9, "info")]
+    )
+    s.client("B", legacy(3)).expect(seat2=legacy(10))
+    # The old process answers requests, and no more.
+    s.server(result(4), updated(), result(5)).expect(B=result(2))
+    s.server(result(7), result(8), result(9), seat=2).expect(A=updated(), B=result(1))
+    s.server(updated("v"), log("x"), seat=2).expect(A=log("x"), B=updated("v"))
+
+
+def test_a_task_of_the_old_process_is_none_of_the_new_ones() -> None:
+    s = session("A")
+    s.client("A", legacy(1, "tools/call", task={}), legacy(2))
+    s.server(result(2, {"task": {"taskId": "t", "status": "working"}}))
+    s.swap()
+    s.open(2).expect(seat2=asked_to_initialize(4))
+    s.server(greeting(4, capabilities=CAPABLE), seat=2).expect(seat2=INITIALIZED)
+    s.client("A", legacy(3, "tasks/get", taskId="t")).expect(A=refusal(-32602, "unknown_task", id=3))
+    assert s.sizes["tasks"] == 1
+    s.crash().expect(A=refusal(-31001, "server_exited", id=2, delivered=True))
+    assert s.sizes == {"clients": 1, "sessions": 1}
 
 
 def test_clients_of_a_session_that_is_another_one_now_are_closed() -> None:
@@ -809,7 +841,7 @@ def test_refusals_are_forgotten() -> None:
     s.swap()
     s.open(2).expect(seat2=asked_to_initialize(3))
     s.client("B", request(3)).expect(B=not_served(3, Era.MODERN))
-    s.server(greeting(3), seat=2).expect(seat2=INITIALIZED)
+    s.server(greeting(3), seat=2).expect(seat2=INITIALIZED, A=LIST_CHANGED)
     assert s.client("B", request(4)).seats(NEED) == [3]
     s.open(3).expect(seat3=probe(4))
     s.server(discovered(4), seat=3).expect(seat3=request(5))

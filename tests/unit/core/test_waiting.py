@@ -206,9 +206,9 @@ def test_a_child_that_serves_nobody_yet_is_moved_nothing() -> None:
 
 def test_what_is_refused_when_its_turn_comes_takes_no_place_at_the_server() -> None:
     s = Scenario("A", era=None)
-    s.client("A", initialize(1), legacy(2, "logging/setLevel"), legacy(3))
+    s.client("A", initialize(1), legacy(2, "tasks/cancel"), legacy(3))
     s.server(greeting(1)).expect(
-        server=[INITIALIZED, legacy(2)], A=[greeting(1), refusal(-32601, "not_shared", id=2)]
+        server=[INITIALIZED, legacy(2)], A=[greeting(1), refusal(-32602, "unknown_task", id=2)]
     )
     assert s.router.in_flight == 1
 

@@ -1,0 +1,265 @@
+"""Published legacy servers with clients that share them, or have a process each.
+
+Contract, "Eras and sharing", the legacy part; README, "Sharing a legacy server".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mcp import Client
+from mcp.client.session import ClientRequestContext
+from mcp_types import (
+    CreateMessageRequestParams,
+    CreateMessageResult,
+    ElicitRequestParams,
+    ElicitResult,
+    ListRootsResult,
+    TextContent,
+)
+
+from tests.real.drivers import node, npm_part
+from tests.real.servers import everything_part, memory_part
+from tests.support.bridge import RunningBridge, running_bridge, wait_until
+from tests.support.client import Message, RawClient, legacy_request, notification
+from tests.support.sdk import socket_transport
+
+pytestmark = pytest.mark.real
+
+TIMEOUT = 60.0
+GRAPH = "memory://knowledge-graph"
+PARAMS = {"protocolVersion": "2025-11-25", "clientInfo": {"name": "raw", "version": "1"}}
+
+
+async def call(client: RawClient, name: str, **arguments: Any) -> Message:
+    return await client.legacy_request("tools/call", {"name": name, "arguments": arguments}, timeout=TIMEOUT)
+
+
+def methods(lines: Iterable[bytes]) -> list[str]:
+    """Of notifications that nobody has taken; list-changed ones are everybody's."""
+    found = [json.loads(line)["method"] for line in lines]
+    return [method for method in found if not method.endswith("list_changed")]
+
+
+async def test_clients_that_subscribe_to_the_memory_servers_graph_hear_of_each_others_changes(
+    tmp_path: Path,
+) -> None:
+    part = memory_part(tmp_path, "")
+    async with (
+        asyncio.timeout(TIMEOUT),
+        running_bridge(*part.command, env=part.env) as bridge,
+        await bridge.connect() as ada,
+        await bridge.connect() as bob,
+        await bridge.connect() as cai,
+    ):
+        for client in (ada, bob, cai):
+            greeting = await client.initialize()
+            assert greeting["result"]["capabilities"]["resources"]["subscribe"] is True
+        for client in (ada, bob):
+            assert (await client.legacy_request("resources/subscribe", {"uri": GRAPH}))["result"] == {}
+        entity = {"name": "new", "entityType": "number", "observations": []}
+        assert "result" in await call(cai, "create_entities", entities=[entity])
+        for client in (ada, bob):
+            update = await client.notification("notifications/resources/updated")
+            assert update["params"]["uri"] == GRAPH
+        assert (await ada.legacy_request("resources/unsubscribe", {"uri": GRAPH}))["result"] == {}
+        assert "result" in await call(cai, "delete_entities", entityNames=["new"])
+        await bob.notification("notifications/resources/updated")
+        await call(ada, "read_graph")
+        assert methods(ada.unread) == methods(bob.unread) == methods(cai.unread) == []
+        assert len(bridge.server_pids(part.program)) == 1
+
+
+async def test_the_everything_servers_logs_and_tasks_are_told_apart(tmp_path: Path) -> None:
+    part = everything_part(tmp_path, "")
+    async with (
+        asyncio.timeout(TIMEOUT),
+        running_bridge(*part.command, env=part.env, leftover_timeout=10) as bridge,
+        await bridge.connect() as ada,
+        await bridge.connect() as bob,
+        await bridge.connect() as cai,
+    ):
+        for client in (ada, bob, cai):
+            await client.initialize()
+        for client, level in ((ada, "info"), (bob, "error")):
+            assert (await client.legacy_request("logging/setLevel", {"level": level}))["result"] == {}
+        # It logs each subscription, as info.
+        uri = "demo://resource/dynamic/text/1"
+        assert (await cai.legacy_request("resources/subscribe", {"uri": uri}))["result"] == {}
+        said = await ada.notification("notifications/message")
+        assert uri in said["params"]["data"]
+        await call(cai, "toggle-subscriber-updates")
+        update = await cai.notification("notifications/resources/updated")
+        assert update["params"]["uri"] == uri
+        research = {"name": "simulate-research-query", "arguments": {"topic": "bridges"}, "task": {}}
+        made = await ada.legacy_request("tools/call", research)
+        task = {"taskId": made["result"]["task"]["taskId"]}
+        assert (await ada.legacy_request("tasks/get", task))["result"]["taskId"] == task["taskId"]
+        assert (await bob.legacy_request("tasks/get", task))["error"]["code"] == -32602
+        listed = (await ada.legacy_request("tasks/list"))["result"]["tasks"]
+        assert [one["taskId"] for one in listed] == [task["taskId"]]
+        assert (await bob.legacy_request("tasks/list"))["result"]["tasks"] == []
+        assert "result" in await ada.legacy_request("tasks/cancel", task)
+        for client in (ada, bob):
+            await call(client, "echo", message="x")
+        assert "notifications/tasks/status" not in methods(bob.unread)
+        assert "notifications/message" not in methods(bob.unread) + methods(cai.unread)
+        assert "notifications/resources/updated" not in methods(ada.unread) + methods(bob.unread)
+
+
+class WithRoots:
+    """A client that says which directory is its root whenever it is asked."""
+
+    def __init__(self, client: RawClient, root: Path) -> None:
+        self.client = client
+        self.root = root
+        self.asked = 0
+
+    async def open(self) -> None:
+        roots = {"roots": {"listChanged": True}}
+        await self.client.legacy_request("initialize", {**PARAMS, "capabilities": roots})
+        await self.client.send(notification("notifications/initialized"))
+
+    async def answer(self) -> None:
+        """Wait until it is asked."""
+        asks = await self.client.matching(lambda message: message.get("method") == "roots/list")
+        self.asked += 1
+        roots = {"roots": [{"uri": self.root.as_uri()}]}
+        await self.client.send({"jsonrpc": "2.0", "id": asks["id"], "result": roots})
+
+    async def allowed(self) -> str:
+        return str((await call(self.client, "list_allowed_directories"))["result"]["content"][0]["text"])
+
+
+def filesystem(folder: Path) -> tuple[str, ...]:
+    for name in ("common", "ada", "bob"):
+        (folder / name).mkdir()
+        (folder / name / "file.txt").write_text(f"of {name}\n")
+    index = npm_part("@modelcontextprotocol/server-filesystem/dist/index.js")
+    return node(), index, str(folder / "common")
+
+
+async def two_with_roots(bridge: RunningBridge, folder: Path) -> list[WithRoots]:
+    clients = [WithRoots(await bridge.connect(), folder / name) for name in ("ada", "bob")]
+    for client in clients:
+        await client.open()
+    return clients
+
+
+async def test_clients_that_share_the_filesystem_server_do_not_change_each_others_directories(
+    tmp_path: Path,
+) -> None:
+    command = filesystem(tmp_path)
+    async with asyncio.timeout(TIMEOUT), running_bridge(*command) as bridge:
+        clients = await two_with_roots(bridge, tmp_path)
+        for client in clients:
+            await client.client.send(notification("notifications/roots/list_changed"))
+            allowed = await client.allowed()
+            assert "common" in allowed
+            assert "ada" not in allowed
+            assert "bob" not in allowed
+        assert all(client.client.unread == [] for client in clients)
+        for client in clients:
+            client.client.close()
+
+
+@pytest.mark.parametrize(
+    "options", [("--sharing", "isolated"), ("--sharing", "auto", "--isolate-for", "roots")]
+)
+async def test_clients_with_a_filesystem_server_each_have_their_own_directories(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    command = filesystem(tmp_path)
+    async with asyncio.timeout(TIMEOUT), running_bridge(*command, options=options) as bridge:
+        clients = await two_with_roots(bridge, tmp_path)
+        for client in clients:
+            await client.answer()
+        for client in clients:
+            own, other = ("ada", "bob") if client.root.name == "ada" else ("bob", "ada")
+
+            async def settled(client: WithRoots = client, own: str = own) -> bool:
+                return own in await client.allowed()
+
+            while not await settled():  # it takes a moment to take the roots in
+                pass
+            path = str(client.root / "file.txt")
+            read = await call(client.client, "read_text_file", path=path)
+            assert f"of {own}" in str(read["result"]["content"])
+            stranger = str(tmp_path / other / "file.txt")
+            assert (await call(client.client, "read_text_file", path=stranger))["result"]["isError"] is True
+        for client in clients:
+            client.client.close()
+        left = 0 if "isolated" in options else 1
+        await wait_until(lambda: len(bridge.server_pids("server-filesystem")) == left)
+
+
+@pytest.mark.parametrize("options", [("--sharing", "isolated"), ("--sharing", "auto")])
+async def test_sdk_clients_are_asked_for_samples_input_and_roots_by_their_own_server(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    part = everything_part(tmp_path, "")
+
+    def client(bridge: RunningBridge, name: str) -> Client:
+        async def sample(
+            context: ClientRequestContext, params: CreateMessageRequestParams
+        ) -> CreateMessageResult:
+            text = TextContent(type="text", text=f"sampled by {name}")
+            return CreateMessageResult(role="assistant", content=text, model="none")
+
+        async def elicit(context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
+            return ElicitResult(action="accept", content={"name": name})
+
+        async def roots(context: ClientRequestContext) -> ListRootsResult:
+            return ListRootsResult.model_validate({"roots": [{"uri": f"file:///{name}"}]})
+
+        return Client(
+            socket_transport(bridge.address),
+            mode="legacy",
+            sampling_callback=sample,
+            elicitation_callback=elicit,
+            list_roots_callback=roots,
+        )
+
+    async def ask(client: Client, tool: str, **arguments: Any) -> str:
+        result = await client.call_tool(tool, arguments)
+        return "".join(block.text for block in result.content if isinstance(block, TextContent))
+
+    async with (
+        asyncio.timeout(TIMEOUT),
+        running_bridge(*part.command, options=options, env=part.env, leftover_timeout=10) as bridge,
+        client(bridge, "ada") as ada,
+        client(bridge, "bob") as bob,
+    ):
+        for one, name in ((ada, "ada"), (bob, "bob")):
+            assert f"sampled by {name}" in await ask(
+                one, "trigger-sampling-request", prompt="hi", maxTokens=5
+            )
+            assert f'"name": "{name}"' in await ask(one, "trigger-elicitation-request")
+            assert f"file:///{name}" in await ask(one, "get-roots-list")
+
+
+async def test_a_shared_server_that_asks_its_client_gets_an_error_and_no_client_hears_of_it(
+    tmp_path: Path,
+) -> None:
+    """server-everything offers the tools that ask to clients that say they answer: the bridge does not."""
+    part = everything_part(tmp_path, "")
+    async with (
+        asyncio.timeout(TIMEOUT),
+        running_bridge(*part.command, env=part.env, leftover_timeout=10) as bridge,
+        await bridge.connect() as client,
+    ):
+        await client.send(
+            legacy_request("initialize", {**PARAMS, "capabilities": {"sampling": {}, "roots": {}}}, id=1),
+            notification("notifications/initialized"),
+        )
+        await client.response(1)
+        await bridge.wait_log("a client offers what a shared server is not told of.*sampling, roots")
+        listed = await client.legacy_request("tools/list")
+        names = {tool["name"] for tool in listed["result"]["tools"]}
+        assert not names & {"trigger-sampling-request", "get-roots-list", "trigger-elicitation-request"}
+        assert methods(client.unread) == []
