@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from tests.history.judge_client import ClientJudge
 from tests.history.record import History, Life, Logged, Violation
 
-SPAWN = 5.0
+SPAWN = 1.5
 """How long, in seconds, a process may take to start on a busy machine."""
 
 DAMAGED = frozenset({"damaged", "huge"})
