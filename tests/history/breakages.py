@@ -52,9 +52,13 @@ BREAKAGES: Final = (
         "after-cancel",
         (
             "core/tables.py",
-            "        del child.inflight[upstream_id]\n        if entry.client is not None:\n"
-            "            entry.client.inflight.pop(upstream_id, None)\n",
-            "",
+            "            known = entry.client.inflight.pop(upstream_id, None)\n",
+            "            known = entry\n",
+        ),
+        (
+            "core/tables.py",
+            "        del child.inflight[upstream_id]\n        if entry.noted:\n",
+            "        if entry.noted:\n",
         ),
     ),
     _breakage(
@@ -143,10 +147,8 @@ BREAKAGES: Final = (
         "ran-twice",
         (
             "core/downstream.py",
-            "                self._subscriptions.listen(client, message, meta, child)\n            else:\n"
-            "                self._send(client, child, message, meta)\n",
-            "                self._subscriptions.listen(client, message, meta, child)\n            else:\n"
-            "                self._send(client, child, message, meta)\n"
+            "                self._pass(client, child, message, item.id, item.method, meta, queue.era is MODERN)\n",
+            "                self._pass(client, child, message, item.id, item.method, meta, queue.era is MODERN)\n"
             "                self._send(client, child, self._decoded(item), meta)\n",
         ),
     ),
@@ -199,15 +201,15 @@ BREAKAGES: Final = (
         "stray-progress",
         (
             "core/upstream.py",
-            "        params[PROGRESS_TOKEN] = Raw(entry.token)",
+            "        params[PROGRESS_TOKEN] = Raw(token)",
             "        client = next(iter(self._tables.clients.values()))\n"
-            "        params[PROGRESS_TOKEN] = Raw(entry.token)",
+            "        params[PROGRESS_TOKEN] = Raw(token)",
         ),
     ),
     _breakage(
         "progress carries the bridge's token",
         "wrong-id",
-        ("core/upstream.py", "        params[PROGRESS_TOKEN] = Raw(entry.token)\n", ""),
+        ("core/upstream.py", "        params[PROGRESS_TOKEN] = Raw(token)\n", ""),
     ),
     _breakage(
         "progress is sometimes dropped",

@@ -34,6 +34,13 @@ BAD_LINES: Final = 10
 """In a row: then the bridge may close a Unix connection; on TCP after the first."""
 
 
+BRIDGES_OWN = [
+    {"jsonrpc": "2.0", "method": f"notifications/{kind}/list_changed", "params": {}}
+    for kind in ("tools", "prompts", "resources")
+]
+"""What the bridge itself tells legacy clients when their server was started again; servers mark theirs."""
+
+
 class Asked:
     """A request of this client."""
 
@@ -310,6 +317,8 @@ class ClientJudge:
                 self.complain("stray-log", f"received {show(message)} after its request had ended")
         elif self.listens.notification(method, params, message):
             pass
+        elif message in BRIDGES_OWN and self.connection.era == "legacy":
+            pass  # after a restart, since changes may have been missed
         elif method == "notifications/tools/list_changed" and self.connection.era == "legacy":
             mark = str(params.get("mark"))
             if not mark.endswith("/legacy") or mark in self.changes:
