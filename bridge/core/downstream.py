@@ -97,11 +97,8 @@ def _drop_look_alikes(members: Members) -> bool:
 def _meta_of(message: Call) -> Meta:
     """What the bridge needs of a message's `params._meta`; all unset where there is none."""
     params = message.params
-    if type(params) is dict:
-        raw = params.get("_meta")
-        if raw is not None:
-            return decode_meta(raw) or _NO_META
-    return _NO_META
+    raw = params.get("_meta") if type(params) is dict else None
+    return _NO_META if raw is None else decode_meta(raw) or _NO_META
 
 
 class Downstream(ClientLines):

@@ -363,7 +363,7 @@ class Seats:
             self._stop(seat, NoticeKind.REPLACE_CHILD if seat.first else NoticeKind.RETIRE_CHILD)
         seat.proven = False
         if seat.first:
-            seat.era = None
+            seat.era = tables.limits.era
         self._refuse(era, refusal)
         self._reconsider()
 

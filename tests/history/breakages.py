@@ -275,7 +275,7 @@ BREAKAGES: Final = (
     ),
     _breakage(
         "a holder that leaves ends the subscription for all",
-        "wrongly-cancelled",
+        "wrongly-cancelled lost-notification",
         (
             "core/subscriptions.py",
             "        if not holder.share.holders:\n            self._close(child, holder.share, rest)",
@@ -386,7 +386,7 @@ def main() -> None:
                 break  # the others would change nothing
         enough = found >= wanted
         missed += not enough
-        how = results[0][1] if enough else [text for _, text in results]
+        how = next(text for hit, text in results if hit) if enough else [text for _, text in results]
         seconds = time.monotonic() - begun
         verdict = "found " if enough else "MISSED"
         print(f"{verdict} {found}/{len(results)}  {breakage.name} ({seconds:.0f} s)  by {how}", flush=True)

@@ -292,7 +292,10 @@ async def subscriber(client: Client, requests: int) -> None:
         if rng.random() < 0.3:
             filter["toolsListChanged"] = True
         uris = rng.sample(URIS, rng.randrange(1, 3))
-        if rng.random() < 0.1:
+        if rng.random() < 0.4:  # what many ask for
+            filter.clear()
+            uris = [URIS[0]]
+        elif rng.random() < 0.1:
             uris = ["demo:slow"]
         elif rng.random() < 0.05:
             uris = ["demo:refuse"]
@@ -355,5 +358,5 @@ FLAVOURS: Final[tuple[tuple[Flavour, float], ...]] = (
     (sleeper, 3),
     (never_reader, 2),
     (garbler, 7),
-    (subscriber, 16),
+    (subscriber, 24),
 )

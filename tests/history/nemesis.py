@@ -70,7 +70,7 @@ class Nemesis:
             living = self._living()
             if not living:
                 continue
-            if self._rng.random() < 0.12:
+            if self._rng.random() < 0.06:
                 self.replacements += 1
                 self._replace()
                 continue

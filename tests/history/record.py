@@ -143,6 +143,8 @@ class History:
     connections: list[Connection] = field(default_factory=list)
     lives: list[Life] = field(default_factory=list)
     """All processes that lived during the round, oldest first; those before it without their old events."""
+    replacements: list[float] = field(default_factory=list)
+    """When the bridge was asked to replace the server's processes, in this round or before."""
     samples: list[Sample] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     """What the bridge itself complained of, or how it ended."""

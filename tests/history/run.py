@@ -112,6 +112,7 @@ class Observer:
         self.lives: dict[str, Life] = {}
         self.deaths = 0
         self.samples: list[Sample] = []
+        self.replacements: list[float] = []
 
     def sample(self, *, quiet: bool = False) -> Sample:
         """Look at the bridge's process. Raises OSError if there is none any more."""
@@ -188,7 +189,7 @@ class Round:
         self._rng = random.Random(f"{profile.seed}/{number}")
         self._stuck = Stuck(profile.patience)
         self._seats = asyncio.Semaphore(TOGETHER)
-        self.history = History(number, Rules(), samples=observer.samples)
+        self.history = History(number, Rules(), replacements=observer.replacements, samples=observer.samples)
 
     def _client(self, era: str, address: str) -> Client:
         transport = address.partition(":")[0]
@@ -261,6 +262,11 @@ class Round:
                 self._observer.sample()
             await asyncio.sleep(0.1)
 
+    def replace(self) -> None:
+        """Have the bridge replace the server's processes."""
+        self._observer.replacements.append(time.monotonic())
+        self._bridge.signal(signal.SIGHUP)
+
     def judge(self) -> list[Violation]:
         """What this round has shown."""
         history = self.history
@@ -327,7 +333,7 @@ async def _rounds(
             return
         each = Round(profile, number, bridge, observer)
         rng = random.Random(f"{profile.seed}/{number}/nemesis")
-        nemesis = Nemesis(folder, mark, rng, lambda: bridge.signal(signal.SIGHUP))
+        nemesis = Nemesis(folder, mark, rng, each.replace)
         helpers = [asyncio.create_task(nemesis.run()), asyncio.create_task(each.watch())]
         try:
             await each.traffic(min(profile.requests, profile.per_round))

@@ -292,10 +292,8 @@ def test_a_replaced_process_is_told_to_cancel_what_goes_on_at_the_new_one() -> N
     renamed = [line.replace("7", "9") for line in LISTENED]
     new = life(*renamed, *["Q ping"] * 5, "C 9", name="two")
     events: list[Event] = [listen(), acknowledged(at=0.25), updated("one/7/0/demo:1"), Ended(0.95, "close")]
-    new.started = 0.4
-    assert rules(old, new, clients=[client(*events)]) == set()
-    new.started = 0.6
-    assert rules(old, new, clients=[client(*events)]) == {"wrongly-cancelled"}
+    assert rules(old, new, clients=[client(*events)], replacements=[0.4]) == set()
+    assert rules(old, new, clients=[client(*events)], replacements=[0.6]) == {"wrongly-cancelled"}
 
 
 def test_a_change_that_nobody_announced_is_not_made_up() -> None:

@@ -161,6 +161,8 @@ class TheEras(RuleBasedStateMachine):
         """Seats whose process the shell starts: it was asked to, or somebody waited at the last one's end."""
         self.late: set[int] = set()
         """Seats that are given up, and whose process may be on its way."""
+        self.seats = self.fine.seats
+        """As they were before the last event."""
         self.speaking: Process | None = None
         """Whose words are being judged."""
         self.peers: dict[Key, Peer] = {}
@@ -255,6 +257,7 @@ class TheEras(RuleBasedStateMachine):
             if self.fine.needed(seat) and not self.drained:
                 assert seat in self.processes or seat in self.wanted, f"nobody starts {seat}"
         self.speaking = None
+        self.seats = self.fine.seats
         self.fine_so_far = True
         for kind, seat in kinds:
             if kind is NoticeKind.READY:
@@ -345,7 +348,8 @@ class TheEras(RuleBasedStateMachine):
 
     def routed(self, process: Process, item: Json, modern: bool) -> None:
         """A client's request has come to a process."""
-        assert process.seat in self.fine.seats
+        # (Two processes may be ready at the same tick, the old one first.)
+        assert process.seat in (*self.seats, *self.fine.seats)
         client, _, token = self.asked[item["params"]["marker"]]
         if item["method"] == "tasks/get":
             assert item["params"]["taskId"] in self.peers[client].tasks

@@ -1229,3 +1229,15 @@ def test_requests_wait_for_a_second_process_no_longer_than_for_the_first() -> No
 def test_known_versions_are_in_order() -> None:
     assert list(LEGACY_VERSIONS) == sorted(LEGACY_VERSIONS)
     assert max(LEGACY_VERSIONS) < "2026-07-28"
+
+
+def test_an_era_that_the_operator_decided_against_stays_refused_whatever_becomes_of_the_server() -> None:
+    s = Scenario("A", era=LEGACY)
+    s.client("A", initialize(1)).expect()
+    s.server(error(1)).expect(A=not_served(1, LEGACY))
+    s.crash().expect()
+    s.exhaust().expect()
+    s.wait(REMEMBERED_S).expect()
+    out = s.client("A", request(2))
+    out.expect(A=not_served(2, MODERN))
+    assert out.told() == []
