@@ -20,6 +20,9 @@ from tests.history.record import History, Life, Logged, Violation
 SPAWN = 1.5
 """How long, in seconds, a process may take to start on a busy machine."""
 
+UNREAD = 5.0
+"""How old, in seconds, what a process wrote may be when a busy bridge reads it: maybe of a replaced one."""
+
 DAMAGED = frozenset({"damaged", "huge"})
 """What the server does with a request that has no answer a client could be given."""
 
@@ -142,7 +145,7 @@ def _read_life(life: Life, facts: Facts, uids: Counter[int], found: list[Violati
         elif kind == "S":
             filter = facts.heard[life.name, fields[0]].filter
             only = shared.get(filter) == {fields[0]} and fields[0] in acknowledged
-            if only and not facts.replaced(life, event.at):
+            if only and not facts.replaced(life, event.at + UNREAD):
                 emission = Emission(life.name, fields[0], int(fields[1]), event.at, position)
                 facts.emitted.setdefault(filter, []).append(emission)
         elif kind == "A":
