@@ -898,7 +898,8 @@ class TheEras(RuleBasedStateMachine):
     def the_session_adds_up(self) -> None:
         """Nothing is on its way: the server holds what its clients hold, and each hears of its own."""
         for process in self.processes.values():
-            if not process.initialized or not process.ready or self.drained:
+            serves = process.seat in self.fine.seats and not process.stopped
+            if not process.initialized or not process.ready or not serves or self.drained:
                 continue
             peers = [peer for peer in self.peers.values() if peer.open and peer.session]
             for uri in URIS:
