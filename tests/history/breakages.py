@@ -147,9 +147,9 @@ BREAKAGES: Final = (
         "ran-twice",
         (
             "core/downstream.py",
-            "                self._pass(client, child, message, item.id, item.method, meta, queue.era is MODERN)\n",
-            "                self._pass(client, child, message, item.id, item.method, meta, queue.era is MODERN)\n"
-            "                self._send(client, child, self._decoded(item), meta)\n",
+            "                self._pass(client, child, message, item.id, item.method, meta, queue",
+            "                self._send(client, child, self._decoded(item), meta)\n"
+            "                self._pass(client, child, message, item.id, item.method, meta, queue",
         ),
     ),
     _breakage(
