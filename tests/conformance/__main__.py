@@ -34,6 +34,19 @@ RUN_TIMEOUT = 400.0
 START_TIMEOUT = 20.0
 STOP_TIMEOUT = 10.0
 
+# For a modern client the gateway starts a process for each request. Without the bridge the fixture's start
+# (0.5 s) uses up the 0.5 to 0.8 s in which the suite waits for these, and what one request changes is unknown
+# to the process that serves `subscriptions/listen`. Only here, and only in this direction, may the results
+# differ: with the bridge the check succeeds, without it need not.
+GATEWAY_STARTS = {
+    "sep-2575-http-server-no-independent-requests-on-stream",
+    "sep-2575-server-no-log-without-loglevel",
+    "sep-2575-server-sends-prompts-list-changed-on-subscription",
+    "sep-2575-server-sends-subscription-ack",
+    "sep-2575-server-sends-tools-list-changed-on-subscription",
+    "sep-2575-server-tags-subscription-id",
+}
+
 Findings = dict[str, Counter[tuple[str, str]]]
 
 
@@ -157,16 +170,25 @@ def summary(checks: Counter[tuple[str, str]] | None) -> str:
     return ", ".join(f"{count} {status}" for status, count in sorted(states.items())) or "no check"
 
 
+def excused(one: Counter[tuple[str, str]], other: Counter[tuple[str, str]]) -> bool:
+    """Whether all that differs are checks of GATEWAY_STARTS that succeed with the bridge."""
+    lost, gained = one - other, other - one
+    names = Counter({check: count for (check, _), count in lost.items()})
+    better = Counter({check: count for (check, status), count in gained.items() if status == "SUCCESS"})
+    return len(gained) == len(better) and names == better and better.keys() <= GATEWAY_STARTS
+
+
 def compare(requirements: str, direct: Findings, bridged: Findings) -> int:
     """Print the table of a requirement set; how many scenarios differ."""
     names = sorted(direct.keys() | bridged.keys())
     different = 0
     for name in names:
         one, other = direct.get(name), bridged.get(name)
-        mark = "=" if one == other else "DIFFERENT"
+        fine = one is not None and other is not None and (one == other or excused(one, other))
+        mark = "=" if one == other else "better with the bridge" if fine else "DIFFERENT"
         print(f"{requirements}  {name:<50}  {summary(one):<44}  {summary(other):<44}  {mark}")
+        different += not fine
         if one != other:
-            different += 1
             for check, status in sorted((one or Counter()) - (other or Counter())):
                 print(f"{'':12}{check}: {status} only without the bridge")
             for check, status in sorted((other or Counter()) - (one or Counter())):
