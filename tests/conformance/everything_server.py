@@ -30,7 +30,7 @@ Context = ServerRequestContext[Any, Any]
 ToolResult = types.CallToolResult | types.InputRequiredResult
 ToolHandler = Callable[[Context, types.CallToolRequestParams], Awaitable[ToolResult]]
 
-# A red and a blue pixel side by side, and a tenth of a millisecond of silence.
+# A red and a blue pixel side by side, and a quarter of a millisecond of silence.
 IMAGE = "iVBORw0KGgoAAAANSUhEUgAAAAIAAAABCAIAAAB7QOjdAAAAD0lEQVR4nGP4z8DAwPAfAAcAAf+hk1XjAAAAAElFTkSuQmCC"
 AUDIO = "UklGRiYAAABXQVZFZm10IBAAAAABAAEAQB8AAEAfAAABAAgAZGF0YQIAAACAgA=="
 # Not a secret: a request state of one child must hold in the next one, as a front may start many.
@@ -158,7 +158,6 @@ async def test_tool_with_logging(context: Context, params: types.CallToolRequest
     return said("Tool with logging executed successfully")
 
 
-test_logging_tool = test_tool_with_logging
 TOOLS["test_logging_tool"] = (
     types.Tool(name="test_logging_tool", description="Three log messages", input_schema=NO_ARGUMENTS),
     test_tool_with_logging,
