@@ -227,9 +227,8 @@ def main() -> None:
             print(f"kept in {folder}")
         else:
             shutil.rmtree(folder, ignore_errors=True)
-    print(
-        f"conformance: {'equal, but for what is marked better' if not different else f'DIFFERENT in {different} scenarios'}"
-    )
+    verdict = f"DIFFERENT in {different} scenarios" if different else "equal, but for what is marked better"
+    print(f"conformance: {verdict}")
     sys.exit(1 if different else 0)
 
 

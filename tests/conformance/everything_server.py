@@ -31,7 +31,8 @@ ToolResult = types.CallToolResult | types.InputRequiredResult
 ToolHandler = Callable[[Context, types.CallToolRequestParams], Awaitable[ToolResult]]
 
 # A red and a blue pixel side by side, and a quarter of a millisecond of silence.
-IMAGE = "iVBORw0KGgoAAAANSUhEUgAAAAIAAAABCAIAAAB7QOjdAAAADUlEQVR42mP4zwAE/wEHAAH/PX2MSQAAAABJRU5ErkJggg=="AUDIO = "UklGRiYAAABXQVZFZm10IBAAAAABAAEAQB8AAEAfAAABAAgAZGF0YQIAAACAgA=="
+IMAGE = "iVBORw0KGgoAAAANSUhEUgAAAAIAAAABCAIAAAB7QOjdAAAADUlEQVR42mP4zwAE/wEHAAH/PX2MSQAAAABJRU5ErkJggg=="
+AUDIO = "UklGRiYAAABXQVZFZm10IBAAAAABAAEAQB8AAEAfAAABAAgAZGF0YQIAAACAgA=="
 # Not a secret: a request state of one child must hold in the next one, as a front may start many.
 STATE_KEY = b"conformance fixture"
 # Between the parts of a tool that tells how it gets on: enough for a client to see them apart.
