@@ -65,7 +65,7 @@ class ClientLines:
             if type(segment) is OverlongEnd:
                 self._overlong(client, segment)
             elif type(self._tables.codec_down.decode_line(segment[:-1])) is not Refusal:  # type: ignore[index]  # see above
-                self.block(client, segment)  # type: ignore[arg-type]
+                self.block(client, segment)  # type: ignore[arg-type]  # what is left of the union
             else:
                 self._tables.stats.bad_lines += 1
 
