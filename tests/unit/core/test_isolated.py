@@ -304,6 +304,44 @@ def test_a_damaged_response_costs_its_asker_an_error_whatever_its_id(id: Any) ->
     )
 
 
+@pytest.mark.parametrize(
+    ("id", "answer"),
+    [
+        ("é", b'{"jsonrpc":"2.0","id":"\\u00e9","result":?}'),
+        ("é", b'{"error":?,"jsonrpc":"2.0","id":"\\u00E9"}'),
+        ("a/b", b'{"jsonrpc":"2.0","id":"a\\/b","result":?}'),
+        (7, b'{"result":{"text":"\xff"}, "id": 7, "jsonrpc":"2.0"}'),
+        ("x", b'\xef\xbb\xbf{"jsonrpc":"2.0","id":"x","result":{"text":"\xff"}}'),
+        (b'{"jsonrpc":"2.0","id":"\\ud83d","method":"x"}\n', b'{"jsonrpc":"2.0","id":"\\ud83d","result":?}'),
+    ],
+)
+def test_a_damaged_response_finds_its_asker_however_it_is_spelled(id: Any, answer: bytes) -> None:
+    """Servers spell ids anew: what counts is the value. Bad UTF-8 alone hides no id (section 2)."""
+    s = started()
+    raw = isinstance(id, bytes)
+    s.client("A", id if raw else legacy(id))
+    [error] = s.server("a", answer + b"\n").items("A")
+    assert isinstance(error, dict)
+    assert error["error"]["code"] == -31008
+    assert error["id"] == ("\ud83d" if raw else id)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b'{"jsonrpc":"2.0","id":"y","result":?}',
+        b'{"jsonrpc":"2.0","id":01,"result":?}',
+        b'{"jsonrpc":"2.0","id":"x","result":?,"jsonrpc":"2.0","id":"y"}',
+        b'{"jsonrpc":"2.0","method":"\xff","id":"x"}',
+        b'{"jsonrpc":"2.0","result":"\xff"}',
+    ],
+)
+def test_a_damaged_response_that_names_nobody_for_sure_is_nobodys(answer: bytes) -> None:
+    s = started()
+    s.client("A", legacy("x"))
+    s.server("a", answer + b"\n").expect()
+
+
 def test_a_line_that_is_nothing_is_nobodys() -> None:
     s = started()
     s.client("A", legacy(1))
