@@ -20,6 +20,7 @@ from bridge.core.jsonrpc import (
     salvage_text,
 )
 from bridge.core.pair import CANCELLED, Pair, Pairs
+from bridge.core.subscriptions import LISTEN
 from bridge.core.tables import NoticeKind
 
 MAX_QUESTIONS: Final = 4096
@@ -116,9 +117,17 @@ class FromServers(Pairs):
             if method == CANCELLED and type(params) is dict and "requestId" in params:
                 named = tables.codec_up.read_id(params["requestId"])
                 if named is not None:
-                    pair.questions.pop(id_key(named), None)
+                    self._withdrawn(pair, id_key(named))
             tables.stats.notifications_down += 1
             tables.outbox.put(client, message)
+
+    def _withdrawn(self, pair: Pair, key: tuple[type, object]) -> None:
+        """The server gives up a request of its own, or tears down a subscription."""
+        if pair.questions.pop(key, None) is not None:
+            return
+        listen = next((asked for asked in pair.asked.get(key, ()) if asked.method == LISTEN), None)
+        if listen is not None:
+            self._take(pair, key, listen)
 
     def _response(self, pair: Pair, message: Message) -> None:
         tables = self._tables

@@ -342,6 +342,31 @@ def test_a_damaged_response_that_names_nobody_for_sure_is_nobodys(answer: bytes)
     s.server("a", answer + b"\n").expect()
 
 
+def test_a_subscription_that_the_server_tears_down_is_over() -> None:
+    """Otherwise who stops sending would be told of its end once more, and each would stay in a table."""
+    s = Pairs()
+    s.client("A", listen("l"), listen("m", toolsListChanged=True)).expect(NEEDS="A")
+    s.start("A")
+    s.server("a", cancelled("l")).expect(A=cancelled("l"))
+    assert s.sizes["in_flight"] == 1
+    s.eof("A").expect(a=left("m"), A=[closing("m"), CLOSE])
+
+
+def test_a_request_that_the_server_gives_up_ends_no_subscription_of_that_id() -> None:
+    s = Pairs()
+    s.client("A", listen("l")).expect(NEEDS="A")
+    s.start("A")
+    s.server("a", legacy("l", "sampling/createMessage"), cancelled("l"))
+    assert s.sizes["in_flight"] == 1
+
+
+def test_a_server_that_gives_up_what_nobody_knows_is_passed_on() -> None:
+    s = started()
+    s.client("A", legacy("x"))
+    s.server("a", cancelled("x"), cancelled("y")).expect(A=[cancelled("x"), cancelled("y")])
+    assert s.sizes["in_flight"] == 1
+
+
 def test_a_line_that_is_nothing_is_nobodys() -> None:
     s = started()
     s.client("A", legacy(1))
