@@ -484,7 +484,7 @@ def test_a_client_that_leaves_cancels_what_is_on_the_way_and_answers_what_was_as
     s.client("A", legacy(1), listen("L"))
     s.server("a", legacy("q"))
     s.client("A", initialize(5))
-    s.leave("A").expect(a=[left(1), left("L"), gone("q")], STOPS="a")  # type: ignore[arg-type]  # any id
+    s.leave("A").expect(a=[left(1), left("L"), gone("q")], STOPS="a")
 
 
 def test_a_client_that_has_stopped_sending_is_answered_and_its_listens_end() -> None:
@@ -492,7 +492,7 @@ def test_a_client_that_has_stopped_sending_is_answered_and_its_listens_end() -> 
     s.server("a", legacy("q"))
     s.client("A", listen("L"), legacy(1), legacy(2), listen("M"))
     s.eof("A").expect(
-        a=[gone("q"), left("L")],  # type: ignore[arg-type]  # any id
+        a=[gone("q"), left("L")],
         A=[closing("M"), closing("L")],
     )
     s.eof("A").expect()
@@ -556,7 +556,7 @@ def test_a_drain_refuses_what_waits_and_ends_listens() -> None:
 def test_a_drain_ends_the_listens_that_are_open() -> None:
     s = started()
     s.client("A", listen("L"))
-    s.drain().expect(A=closing("L"), a=left("L"))  # type: ignore[arg-type]  # any id
+    s.drain().expect(A=closing("L"), a=left("L"))
 
 
 def test_a_stop_gives_up_what_is_on_the_way_and_closes_every_client() -> None:
