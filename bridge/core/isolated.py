@@ -22,7 +22,7 @@ from bridge.core.inflight import Child, Client
 from bridge.core.jsonrpc import (
     Members,
 )
-from bridge.core.outbox import Control, Key, Output
+from bridge.core.outbox import Key, Output
 from bridge.core.pair import Pair
 from bridge.core.pair_clients import FromClients
 from bridge.core.pair_servers import FromServers

@@ -209,7 +209,7 @@ def test_a_client_with_a_long_queue_is_read_while_stdin_is_not_blocked() -> None
 
 
 def test_a_client_with_a_long_queue_is_not_read_while_stdin_fills_up_again() -> None:
-    """Else each turn of a slow server has every client read once more, and all their queues grow to the limit."""
+    """Else each turn of a slow server has every client read once more, and all queues grow to the limit."""
     s = Scenario(paused_lines=3, turn_bytes=1)
     s.block()
     s.client("A", *requests("A", 6)).expect(A=Control.PAUSE)
