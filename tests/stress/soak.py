@@ -27,6 +27,9 @@ from tests.support.bridge import ROOT, running_bridge, server_command
 PER_ROUND: Final = 4000
 """Requests between two looks at a quiet bridge."""
 
+PATIENCE: Final = 180.0
+"""How long a client waits for what it is owed, in seconds: half an hour on a busy machine has bad moments."""
+
 WARM: Final = 0.2
 """The part of the samples that is the allocator's warming up: the slope is that of the others."""
 
@@ -136,7 +139,7 @@ async def soak(
     soaked = Soaked()
     begun = time.monotonic()
     mark = uuid.uuid4().hex
-    profile = Profile(seed, per_round, listen)
+    profile = Profile(seed, per_round, listen, patience=PATIENCE)
     with tempfile.TemporaryDirectory(prefix="soak-") as name:
         folder = Path(name)
         env = {
