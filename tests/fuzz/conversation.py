@@ -1,7 +1,7 @@
 """A conversation of several clients with their servers, from any bytes, through two routers at once.
 
-The bytes are a script with a step on each line. One router gets the bytes as the script cuts them, the other one
-at a time: what they write must be the same, and what must hold whatever happens is judged.
+The bytes are a script with a step on each line. One router gets the bytes as the script cuts them, the
+other one at a time: what they write must be the same, and what must hold whatever happens is judged.
 
 | step | what happens |
 |---|---|
@@ -16,8 +16,8 @@ at a time: what they write must be the same, and what must hold whatever happens
 | `Y` + number | so many seconds pass |
 | `R` `D` `Z` | servers are replaced; the bridge drains; and stops |
 
-`^` in a step stands for a newline, `@` for a mark of the client that writes. A mark goes to the server with the
-request, and comes back with what the server says of it: no other client may see it.
+`^` in a step stands for a newline, `@` for a mark of the client that writes. A mark goes to the server with
+the request, and comes back with what the server says of it: no other client may see it.
 """
 
 from __future__ import annotations
@@ -292,10 +292,11 @@ class Conversation:
                 if len(said) > MAX_LINE:
                     return  # what is too long is told about under an id that is guessed
                 outcome = expected(said, DEPTH)
-                if outcome is not None and isinstance(
-                    outcome[2 if outcome[0] == "refused" else 1], int | str
-                ):
-                    asked[json.dumps(outcome[2 if outcome[0] == "refused" else 1])] += 1
+                if outcome is None:
+                    continue
+                id = outcome[2 if outcome[0] == "refused" else 1]
+                if isinstance(id, int | str):
+                    asked[json.dumps(id)] += 1
             got: Counter[str] = Counter()
             for text in self.coarse.written[key].splitlines():
                 message = json.loads(text)

@@ -32,7 +32,7 @@ SHALLOW: Final = 5
 DOWN, UP = Codec(SALT, SHALLOW), Codec(SALT)
 
 PARSEABLE: Final = 300
-"""The oracle's parser takes several frames of Python's stack for a level: a line with more brackets is not judged by it."""
+"""A line with more brackets is not judged by the oracle, whose parser uses Python's stack for a level."""
 
 
 def framer(data: bytes) -> None:
