@@ -132,6 +132,17 @@ def pieces(line: bytes) -> dict[str, bytes]:
     return members
 
 
+def spelled_twice(line: bytes) -> bool:
+    """Whether a member of a message, or of its `params`, is there twice, under a name beyond U+D000.
+
+    In a line with half a surrogate pair such names are two if they are spelled in two ways.
+    """
+    members = parse(line.removeprefix(BOM))
+    objects = [members, *(value for key, value in members if key == "params" and type(value) is Pairs)]
+    names = [[key for key, _ in one if any(char >= "\ud000" for char in key)] for one in objects]
+    return any(len(some) != len(set(some)) for some in names)
+
+
 def shown(codec: Codec, decoded: Message | Refusal | None) -> object:
     if decoded is None:
         return None

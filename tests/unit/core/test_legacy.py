@@ -235,7 +235,7 @@ def test_a_modern_ping_is_the_servers() -> None:
 
 
 def test_an_initialize_with_the_meta_of_the_modern_era_opens_a_session_all_the_same() -> None:
-    """It selects the legacy era for the whole process: no modern server that others share is ever sent one."""
+    """It selects the legacy era for the whole process: no modern server that others share is sent one."""
     s = Scenario("AB", era=None)
     s.client("A", request(1)).expect(server=probe(1))
     s.server(discovered(1)).expect(server=request(2))
