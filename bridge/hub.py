@@ -371,9 +371,8 @@ class Hub:
 
     def server_ended(self, seat: int, child: Child) -> None:
         port = self._children[seat]
-        # Who has not even read what it was asked did not exit because of it.
-        exited = child.status is not None and child.status >= 0 and not child.unread
-        self._deliver(self._router.server_closed(port.key, self._clock(), exited=exited))
+        exited = child.status is not None and child.status >= 0
+        self._deliver(self._router.server_closed(port.key, self._clock(), exited=exited, unread=child.unread))
         del self._ports[port.key]
         del self._children[seat]
         if seat not in self._router.seats:

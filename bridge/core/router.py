@@ -280,15 +280,15 @@ class Router:
         self._downstream.feed_freed()
         return tables.outbox.flush(), more
 
-    def server_closed(self, key: Key, now: float, *, exited: bool = True) -> list[Output]:
+    def server_closed(self, key: Key, now: float, *, exited: bool = True, unread: int = 0) -> list[Output]:
         """A child is gone, and all it wrote has been given to `server_data`.
 
         Every request that was written to it gets its error now; those that wait go to
         the next child, and subscriptions are opened there again. May be closed already.
 
         Args:
-            exited: by itself, with whatever status, and having read what it was asked; False: it was killed
-                by a signal, or failed before it read anything.
+            exited: by itself, with whatever status; False: it was killed by a signal.
+            unread: bytes that were written to it and that it had not read.
         """
         tables = self._tables
         child = tables.children.get(key)
@@ -323,7 +323,7 @@ class Router:
         if era is not None:
             self._waiting.resume(era)
         if seat is not None:
-            self._seats.closed(seat, child, exited=exited)
+            self._seats.closed(seat, child, exited=exited, unread=unread)
         self._downstream.feed_freed()
         return tables.outbox.flush()
 

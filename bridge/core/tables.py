@@ -174,6 +174,8 @@ class EraRefusal(Struct, frozen=True):
     """None: for as long as the bridge lives."""
     error: Raw | None = None
     """The server's own error to the bridge's question, if it sent one."""
+    supported: list[str] = []
+    """Versions of the other era that this error named."""
 
 
 class Tables:
