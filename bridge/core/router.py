@@ -122,9 +122,12 @@ class Router:
     @property
     def buffered_all(self) -> int:
         """Bytes the core holds for all clients and children together."""
-        tables = self._tables
-        children = sum(child.framer.buffered for child in tables.children.values())
-        return children + sum(self.buffered(key) for key in tables.clients)
+        return self.buffered_of_servers + sum(self.buffered(key) for key in self._tables.clients)
+
+    @property
+    def buffered_of_servers(self) -> int:
+        """Bytes the core holds of children's unfinished lines."""
+        return sum(child.framer.buffered for child in self._tables.children.values())
 
     def table_sizes(self) -> dict[str, int]:
         """How many entries each table has. All zero once every client is gone."""

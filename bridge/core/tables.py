@@ -274,7 +274,10 @@ class Tables:
         """Tell the shell. What exceeds the bound is only in the counters, but for what is to be done."""
         self.attention.due = True
         if len(self.notices) < NOTICES_KEPT or kind in TO_BE_DONE:
-            self.notices.append(Notice(kind, key, detail[:512], seat))
+            notice = Notice(kind, key, detail[:512], seat)
+            # Each of thousands of requests that come at once and wait for a process needs the same one.
+            if kind is not NoticeKind.NEED_CHILD or notice not in self.notices:
+                self.notices.append(notice)
 
     def refuse(
         self,
