@@ -2,7 +2,8 @@
 
 The suite speaks HTTP only, so a published gateway stands in front of a fixture server on stdio: once right
 before it, once with `mcp-bridge connect` and a bridge between. What the suite finds must be the same,
-scenario by scenario and check by check, with the words it has for it. It exits with 1 if it is not. It installs the suite from npm into `.parts/conformance`.
+scenario by scenario and check by check, with the words it has for it. It exits with 1 if it is not. It
+installs the suite from npm into `.parts/conformance`.
 """
 
 from __future__ import annotations
