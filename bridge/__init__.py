@@ -9,8 +9,9 @@
 |---|---|
 | `core/framing.py` | bytes to lines: limits, nothing searched twice |
 | `core/jsonrpc.py` | the envelope: fast path, careful path, refusals, the bridge's own lines |
+| `core/glance.py` | nesting and ids, from bytes that are not decoded |
 | `core/inflight.py`, `core/waiting.py` | upstream id to whose request; the queues of what is not sent yet |
-| `core/subscriptions.py` | which clients hold which upstream listen |
+| `core/subscriptions.py`, `core/listens.py` | which clients hold which upstream listen; how these look |
 | `core/downstream.py`, `core/upstream.py` | the decisions for each line, from clients and from the server |
 | `core/era.py`, `core/seats.py` | the first words to a child; which child serves which era |
 | `core/legacy.py` | one legacy session shared by many clients |

@@ -500,6 +500,7 @@ class Downstream(ClientLines):
             fruitless = 0 if sent else fruitless + 1
             if queue:
                 waiting.move_to_end(queue.client.key)
+                self._waiting.shortened(queue)
             else:
                 self._waiting.after(queue)
         child.pumping = False

@@ -22,7 +22,7 @@ from bridge.core.inflight import Child, Client
 from bridge.core.jsonrpc import (
     Members,
 )
-from bridge.core.outbox import Control, Key, Output
+from bridge.core.outbox import Key, Output
 from bridge.core.pair import NEVER, Pair
 from bridge.core.pair_clients import FromClients
 from bridge.core.pair_servers import FromServers
@@ -240,10 +240,10 @@ class Isolated(FromClients, FromServers):
         self._tables.now = now
         assert pair.child is not None
         pair.child.blocked = False
-        if pair.queue.paused:
-            pair.queue.paused = False
-            self._tables.outbox.control(pair.client, Control.RESUME)
         more = self._feed(pair, room)
+        if pair.queue.paused and not more:
+            # Before that it is about to be blocked again, and the client would be read once more every time.
+            self._resume(pair)
         return self._tables.outbox.flush(), more
 
     def server_closed(self, key: Key, now: float, *, exited: bool = True) -> list[Output]:

@@ -18,13 +18,13 @@ from __future__ import annotations
 import binascii
 import re
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType, field
 
 from bridge.core.framing import HEAD_KEPT, Block
+from bridge.core.glance import BOM, MAX_ID_BYTES, guess_id, too_deep, trusted_id
 
 Members: TypeAlias = dict[str, Raw]
 """The members of one JSON object: decoded keys, each once; values as bytes."""
@@ -52,9 +52,6 @@ SHUTTING_DOWN: Final = -31005
 ERA_NOT_SERVED: Final = -31006
 TIMED_OUT: Final = -31007
 INVALID_RESPONSE: Final = -31008
-
-MAX_ID_BYTES: Final = 1024
-"""The longest `id` or progress token that is served, in bytes as written: a table keeps it."""
 
 SUBSCRIPTION_ID: Final = "io.modelcontextprotocol/subscriptionId"
 PROTOCOL_VERSION: Final = "io.modelcontextprotocol/protocolVersion"
@@ -129,7 +126,6 @@ _decode_meta: Final = msgspec.json.Decoder(Meta).decode
 _ENVELOPE: Final = frozenset({"jsonrpc", "id", "method", "params", "result", "error"})
 
 _BLANK: Final = b" \t\r\n"
-_BOM: Final = b"\xef\xbb\xbf"
 
 _LONE_SURROGATE: Final = re.compile(
     # An escape is one only if an even number of backslashes stands before its own.
@@ -143,13 +139,6 @@ _SHORT: Final = 256
 
 # Up to this length counting all brackets is cheaper than looking for the first few in each line.
 _COUNTED: Final = 4096
-
-# What of a line decides how deep it nests, and what each bracket adds to the depth.
-_BESIDE: Final = bytes(set(range(256)) - set(b'[]{}"'))
-_QUOTED: Final = re.compile(rb'"[^"]*+"')
-_SIGNS: Final = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
-# Looking into a line goes by pieces of this many bytes, so that it takes no memory to speak of.
-_PIECE: Final = 64 * 1024
 
 
 def decode_members(raw: Raw | bytes) -> Members | None:
@@ -183,39 +172,6 @@ def is_token(raw: bytes) -> bool:
     if len(raw) > MAX_ID_BYTES:
         return False
     return raw[:1] == b'"' or raw.removeprefix(b"-").isdigit()
-
-
-def too_deep(block: Block, begin: int, end: int, limit: int) -> bool:
-    """Whether the valid JSON line at `block[begin:end]` nests deeper than `limit` levels.
-
-    The brackets are looked for one by one only until there are more than `limit`
-    of them, so a long text costs next to nothing.
-    """
-    found = 0
-    for bracket in (b"{", b"["):
-        at = block.find(bracket, begin, end)
-        while at >= 0:
-            found += 1
-            if found > limit:
-                return _deeper(block[begin:end], limit)
-            at = block.find(bracket, at + 1, end)
-    return False
-
-
-def _deeper(line: Block, limit: int) -> bool:
-    # Without escapes every quotation mark begins or ends a string; `""` says nothing, wherever it stands.
-    bare = line.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _BESIDE).replace(b'""', b"")
-    depth = 0
-    open_quote = b""
-    for begin in range(0, len(bare), _PIECE):
-        piece = open_quote + bare[begin : begin + _PIECE]
-        open_quote = b'"' if piece.count(b'"') % 2 else b""
-        signs = _QUOTED.sub(b"", piece + open_quote).translate(_SIGNS)
-        depths = [*accumulate(memoryview(signs).cast("b"), initial=depth)]
-        if max(depths) > limit:
-            return True
-        depth = depths[-1]
-    return False
 
 
 class Codec:
@@ -295,8 +251,8 @@ class Codec:
             line: without its newline.
         """
         line = bytes(line)
-        if line.startswith(_BOM):
-            line = line[len(_BOM) :]
+        if line.startswith(BOM):
+            line = line[len(BOM) :]
         if not line.strip(_BLANK):
             return None
         if not _is_utf8(line):
@@ -445,60 +401,13 @@ def _text(raw: Raw) -> str | None:
         return None
 
 
-_HEAD_ID: Final = re.compile(
-    rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?(?:"method"\s*:\s*"[^"\\]*"\s*,\s*)?'
-    rb'"id"\s*:\s*(-?[0-9]{1,1024}|"(?:[^"\\]|\\.){0,1022}")\s*,'
-)
-_TAIL_ID: Final = re.compile(
-    rb',\s*"id"\s*:\s*(-?[0-9]{1,1024}|"(?:[^"\\]|\\.){0,1022}")\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*\Z'
-)
-
-
-def guess_id(head: bytes, tail: bytes) -> int | str | None:
-    """The `id` of a client's line that was not decoded whole, from its head or its tail.
-
-    A wrong guess reaches nobody but the client that wrote the line.
-    """
-    match = _HEAD_ID.match(head.removeprefix(_BOM)) or _TAIL_ID.search(tail)
-    if match is None or len(match[1]) > MAX_ID_BYTES:
-        return None
-    try:
-        return _decode_scalar(match[1])
-    except msgspec.DecodeError:
-        return None
-
-
-_TRUSTED_HEAD: Final = re.compile(rb'\{"jsonrpc":"2\.0","id":([1-9][0-9]{0,15}),"(?:result|error)":')
-_TRUSTED_TAIL: Final = re.compile(
-    rb',(?:"jsonrpc":"2\.0","id":([1-9][0-9]{0,15})|"id":([1-9][0-9]{0,15}),"jsonrpc":"2\.0")\}\s*\Z'
-)
-
-
-def trusted_id(head: bytes, tail: bytes) -> int | None:
-    """The upstream id of a response of the server that is damaged, too long or too deep.
-
-    Only these spellings prove an `id` to be the message's own and not a part of
-    some text: `{"jsonrpc":"2.0","id":N,"result"` (or `"error"`) at the beginning, and
-    `,"jsonrpc":"2.0","id":N}` (either order) at the end of a line that begins
-    `{"result":` or `{"error":`. If both ends name an id they must agree.
-    """
-    head = head.removeprefix(_BOM)
-    front = _TRUSTED_HEAD.match(head)
-    back = _TRUSTED_TAIL.search(tail)
-    last = int(back[1] or back[2]) if back else None
-    if front:
-        first = int(front[1])
-        return first if last is None or last == first else None
-    return last if head.startswith((b'{"result":', b'{"error":')) else None
-
-
 def salvage_id(line: Block) -> int | None:
     """The upstream id of a response of the server that `decode_line` refused; None if none can be trusted.
 
     The `id` of a `Refusal` is none: it may be a request's of the server's own, or a guess.
     """
     # Bad UTF-8 moves no bracket: a line with no other fault decodes once it is replaced.
-    line = bytes(line).removeprefix(_BOM)
+    line = bytes(line).removeprefix(BOM)
     members = decode_members(line if _is_utf8(line) else line.decode(errors="replace").encode())
     if members is None:
         return trusted_id(line[:HEAD_KEPT], line[-HEAD_KEPT:])

@@ -105,9 +105,7 @@ class Pairs(ClientLines):
             return False
         queue.push(item)
         self._tables.attention.due = True
-        blocked = pair.child is not None and pair.child.blocked
-        long = queue.bytes > limits.paused_bytes or len(queue) > limits.paused_lines
-        if blocked and long and not queue.paused:
+        if pair.child is not None and pair.child.blocked and not queue.paused and self._is_long(queue):
             queue.paused = True
             self._tables.outbox.control(pair.client, Control.PAUSE)
         return True
@@ -146,9 +144,11 @@ class Pairs(ClientLines):
         tables = self._tables
         queue, child = pair.queue, pair.child
         moved = 0
+        more = False
         while queue and child is not None and not child.blocked:
             if room is not None and moved >= room:
-                return True
+                more = True
+                break
             item = queue.head()
             if item.id is not None and not item.listen and pair.count >= tables.limits.max_in_flight:
                 break
@@ -162,11 +162,18 @@ class Pairs(ClientLines):
                 tables.outbox.put(child, message)
             else:
                 self._send(pair, child, message, item.id, item.method)
-        if queue.paused and not queue:
-            queue.paused = False
-            tables.outbox.control(pair.client, Control.RESUME)
+        if queue.paused and not self._is_long(queue):
+            self._resume(pair)
         self._settle(pair)
-        return False
+        return more
+
+    def _is_long(self, queue: Queue) -> bool:
+        limits = self._tables.limits
+        return queue.bytes > limits.paused_bytes or len(queue) > limits.paused_lines
+
+    def _resume(self, pair: Pair) -> None:
+        pair.queue.paused = False
+        self._tables.outbox.control(pair.client, Control.RESUME)
 
     def _settle(self, pair: Pair) -> None:
         """Close a client that has stopped sending once nothing is owed to it."""
@@ -178,8 +185,7 @@ class Pairs(ClientLines):
             if item.id is not None:
                 self._tables.refuse(pair.client, item.id, code, text, reason)
         if pair.queue.paused:
-            pair.queue.paused = False
-            self._tables.outbox.control(pair.client, Control.RESUME)
+            self._resume(pair)
         self._settle(pair)
 
     def _refuse_questions(self, pair: Pair) -> None:

@@ -87,7 +87,7 @@ class FromServers(Pairs):
 
     @staticmethod
     def _trusted(pair: Pair, head: bytes, tail: bytes) -> tuple[type, object] | None:
-        """The request that a damaged line answers: as `jsonrpc.trusted_id`, for any id on the way."""
+        """The request that a damaged line answers: as `glance.trusted_id`, for any id on the way."""
         for key, several in pair.asked.items():
             id = encoder.encode(several[0].id)
             front = head.startswith(

@@ -268,11 +268,12 @@ class Router:
         tables.now = now
         child.blocked = False
         era = child.handshake.era
-        if era is not None:
-            self._waiting.resume(era)
         if era is Era.LEGACY:
             self._legacy.writable()
         more = self._downstream.pump(child, room)
+        if era is not None and not more:
+            # Before that it is about to be blocked again, and each client would be read once more every time.
+            self._waiting.resume(era)
         self._downstream.feed_freed()
         return tables.outbox.flush(), more
 

@@ -243,7 +243,7 @@ BREAKAGES: Final = (
         "listens that ask for different resources are shared",
         "stray-subscription altered",
         (
-            "core/subscriptions.py",
+            "core/listens.py",
             "    uris = encoder.encode(sorted(set(wanted.resourceSubscriptions)))",
             '    uris = b""',
         ),

@@ -15,8 +15,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec import UNSET, Raw
 
-from bridge.core import jsonrpc
+from bridge.core import glance
 from bridge.core.framing import HEAD_KEPT, Block, LineFramer, OverlongEnd, OverlongStart, Segment
+from bridge.core.glance import guess_id, too_deep, trusted_id
 from bridge.core.jsonrpc import (
     INVALID_REQUEST,
     PARSE_ERROR,
@@ -26,12 +27,9 @@ from bridge.core.jsonrpc import (
     Refusal,
     decode_members,
     decode_meta,
-    guess_id,
     is_token,
     plain_integer,
     salvage_id,
-    too_deep,
-    trusted_id,
 )
 
 SALT = b"0123456789abcdef"
@@ -433,7 +431,7 @@ def test_depth_is_what_a_naive_counter_says(line: bytes, limit: int, piece: int,
     truth = naive_depth(line) > limit
     block = around + line + around
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jsonrpc, "_PIECE", piece)  # so that a line is looked at in several pieces
+        patch.setattr(glance, "_PIECE", piece)  # so that a line is looked at in several pieces
         assert too_deep(block, len(around), len(around) + len(line), limit) is truth
         assert too_deep(bytearray(block), len(around), len(around) + len(line), limit) is truth
 

@@ -17,9 +17,9 @@ from msgspec import UNSET, Raw
 
 from bridge.core import jsonrpc
 from bridge.core.framing import HEAD_KEPT
+from bridge.core.glance import MAX_ID_BYTES, guess_id, too_deep, trusted_id
 from bridge.core.jsonrpc import (
     INVALID_REQUEST,
-    MAX_ID_BYTES,
     PARSE_ERROR,
     Codec,
     Message,
@@ -28,15 +28,12 @@ from bridge.core.jsonrpc import (
     decode_members,
     decode_meta,
     error_line,
-    guess_id,
     is_token,
     notification_line,
     plain_integer,
     request_line,
     result_line,
     salvage_id,
-    too_deep,
-    trusted_id,
 )
 
 SALT = b"0123456789abcdef"
