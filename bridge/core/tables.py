@@ -176,6 +176,8 @@ class EraRefusal(Struct, frozen=True):
     """None: for as long as the bridge lives."""
     error: Raw | None = None
     """The server's own error to the bridge's question, if it sent one."""
+    supported: list[str] = []
+    """Versions of the other era that this error named."""
 
 
 class Tables:
@@ -274,7 +276,10 @@ class Tables:
         """Tell the shell. What exceeds the bound is only in the counters, but for what is to be done."""
         self.attention.due = True
         if len(self.notices) < NOTICES_KEPT or kind in TO_BE_DONE:
-            self.notices.append(Notice(kind, key, detail[:512], seat))
+            notice = Notice(kind, key, detail[:512], seat)
+            # Each of thousands of requests that come at once and wait for a process needs the same one.
+            if kind is not NoticeKind.NEED_CHILD or notice not in self.notices:
+                self.notices.append(notice)
 
     def refuse(
         self,

@@ -254,6 +254,8 @@ class Server:
 
     def death(self) -> str:
         """What a request for a crash gets: a kind of death, or an answer where it would cost too much."""
+        if "HISTORY_NO_DEATHS" in os.environ:  # somebody else sees to them
+            return "echo"
         with open(f"{self.folder}/lives", encoding="utf-8") as lives:
             text = lives.read()
         starts = starts_of(text, self.era)
