@@ -307,6 +307,69 @@ def test_a_damaged_response_costs_its_asker_an_error_whatever_its_id(id: Any) ->
     )
 
 
+@pytest.mark.parametrize(
+    ("id", "answer"),
+    [
+        ("é", b'{"jsonrpc":"2.0","id":"\\u00e9","result":?}'),
+        ("é", b'{"error":?,"jsonrpc":"2.0","id":"\\u00E9"}'),
+        ("a/b", b'{"jsonrpc":"2.0","id":"a\\/b","result":?}'),
+        (7, b'{"result":{"text":"\xff"}, "id": 7, "jsonrpc":"2.0"}'),
+        ("x", b'\xef\xbb\xbf{"jsonrpc":"2.0","id":"x","result":{"text":"\xff"}}'),
+        (b'{"jsonrpc":"2.0","id":"\\ud83d","method":"x"}\n', b'{"jsonrpc":"2.0","id":"\\ud83d","result":?}'),
+    ],
+)
+def test_a_damaged_response_finds_its_asker_however_it_is_spelled(id: Any, answer: bytes) -> None:
+    """Servers spell ids anew: what counts is the value. Bad UTF-8 alone hides no id (section 2)."""
+    s = started()
+    raw = isinstance(id, bytes)
+    s.client("A", id if raw else legacy(id))
+    [error] = s.server("a", answer + b"\n").items("A")
+    assert isinstance(error, dict)
+    assert error["error"]["code"] == -31008
+    assert error["id"] == ("\ud83d" if raw else id)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b'{"jsonrpc":"2.0","id":"y","result":?}',
+        b'{"jsonrpc":"2.0","id":01,"result":?}',
+        b'{"jsonrpc":"2.0","id":"x","result":?,"jsonrpc":"2.0","id":"y"}',
+        b'{"jsonrpc":"2.0","method":"\xff","id":"x"}',
+        b'{"jsonrpc":"2.0","result":"\xff"}',
+    ],
+)
+def test_a_damaged_response_that_names_nobody_for_sure_is_nobodys(answer: bytes) -> None:
+    s = started()
+    s.client("A", legacy("x"))
+    s.server("a", answer + b"\n").expect()
+
+
+def test_a_subscription_that_the_server_tears_down_is_over() -> None:
+    """Otherwise who stops sending would be told of its end once more, and each would stay in a table."""
+    s = Pairs()
+    s.client("A", listen("l"), listen("m", toolsListChanged=True)).expect(NEEDS="A")
+    s.start("A")
+    s.server("a", cancelled("l")).expect(A=cancelled("l"))
+    assert s.sizes["in_flight"] == 1
+    s.eof("A").expect(a=left("m"), A=[closing("m"), CLOSE])
+
+
+def test_a_request_that_the_server_gives_up_ends_no_subscription_of_that_id() -> None:
+    s = Pairs()
+    s.client("A", listen("l")).expect(NEEDS="A")
+    s.start("A")
+    s.server("a", legacy("l", "sampling/createMessage"), cancelled("l"))
+    assert s.sizes["in_flight"] == 1
+
+
+def test_a_server_that_gives_up_what_nobody_knows_is_passed_on() -> None:
+    s = started()
+    s.client("A", legacy("x"))
+    s.server("a", cancelled("x"), cancelled("y")).expect(A=[cancelled("x"), cancelled("y")])
+    assert s.sizes["in_flight"] == 1
+
+
 def test_a_line_that_is_nothing_is_nobodys() -> None:
     s = started()
     s.client("A", legacy(1))
@@ -495,7 +558,7 @@ def test_a_client_that_leaves_cancels_what_is_on_the_way_and_answers_what_was_as
     s.client("A", legacy(1), listen("L"))
     s.server("a", legacy("q"))
     s.client("A", initialize(5))
-    s.leave("A").expect(a=[left(1), left("L"), gone("q")], STOPS="a")  # type: ignore[arg-type]  # any id
+    s.leave("A").expect(a=[left(1), left("L"), gone("q")], STOPS="a")
 
 
 def test_a_client_that_has_stopped_sending_is_answered_and_its_listens_end() -> None:
@@ -503,7 +566,7 @@ def test_a_client_that_has_stopped_sending_is_answered_and_its_listens_end() -> 
     s.server("a", legacy("q"))
     s.client("A", listen("L"), legacy(1), legacy(2), listen("M"))
     s.eof("A").expect(
-        a=[gone("q"), left("L")],  # type: ignore[arg-type]  # any id
+        a=[gone("q"), left("L")],
         A=[closing("M"), closing("L")],
     )
     s.eof("A").expect()
@@ -567,7 +630,7 @@ def test_a_drain_refuses_what_waits_and_ends_listens() -> None:
 def test_a_drain_ends_the_listens_that_are_open() -> None:
     s = started()
     s.client("A", listen("L"))
-    s.drain().expect(A=closing("L"), a=left("L"))  # type: ignore[arg-type]  # any id
+    s.drain().expect(A=closing("L"), a=left("L"))
 
 
 def test_a_stop_gives_up_what_is_on_the_way_and_closes_every_client() -> None:
