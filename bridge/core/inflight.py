@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Raw, Struct, field
 
-from bridge.core.framing import LineFramer
+from bridge.core.framing import LineFramer, Segment
 from bridge.core.jsonrpc import Id
 from bridge.core.outbox import Key, Lane
 
@@ -162,6 +162,7 @@ class Client(Lane):
 
     __slots__ = (
         "bad_lines",
+        "deferred",
         "eof_at",
         "framer",
         "greeted",
@@ -182,6 +183,8 @@ class Client(Lane):
         self.greeted = False
         """The first byte has come."""
         self.framer = LineFramer(max_line)
+        self.deferred: list[Segment] = []
+        """What it wrote that is left for another turn. While there is any, the framer counts as busy."""
         self.inflight: dict[int, Entry] = {}
         self.holders: dict[int, Holder] = {}
         self.waiting: dict[Era, Queue] = {}
@@ -198,6 +201,12 @@ class Client(Lane):
         """Its line over the limit, whose end has not come, was answered."""
         self.eof_at: float | None = None
         """When it stopped sending, if it did: what it sent is still answered."""
+
+    @property
+    def unread(self) -> int:
+        """Bytes of lines that it wrote and that were not looked at yet."""
+        blocks = (one for one in self.deferred if isinstance(one, bytes | bytearray))
+        return self.framer.buffered + sum(map(len, blocks))
 
     @property
     def idle(self) -> bool:

@@ -117,7 +117,7 @@ class Router:
         queued = sum(queue.bytes + len(queue) * QUEUED_ROOM for queue in client.waiting.values())
         kept = sum(holder.share.size for holder in client.holders.values())
         subscribed = 0 if client.session is None else held_bytes(client.session)
-        return client.framer.buffered + queued + kept + subscribed
+        return client.unread + queued + kept + subscribed
 
     @property
     def buffered_all(self) -> int:
@@ -184,6 +184,16 @@ class Router:
             return []
         tables.now = now
         self._downstream.data(client, data)
+        return tables.outbox.flush()
+
+    def client_turn(self, key: Key, now: float) -> list[Output]:
+        """Go on with what a client wrote: see `Control.TURN`. May be closed already."""
+        tables = self._tables
+        client = tables.clients.get(key)
+        if client is None:
+            return []
+        tables.now = now
+        self._downstream.turn(client)
         return tables.outbox.flush()
 
     def client_eof(self, key: Key, now: float) -> list[Output]:

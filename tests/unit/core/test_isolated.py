@@ -8,6 +8,7 @@ import pytest
 
 from bridge.core import pair_servers
 from bridge.core.era import LEGACY_VERSIONS
+from bridge.core.lines import TURN_LINES
 from bridge.core.outbox import Control
 from bridge.core.tables import NoticeKind
 from tests.unit.core.pairs import Pairs
@@ -663,3 +664,13 @@ def test_a_client_over_tcp_that_is_none_is_cut_at_its_first_byte() -> None:
     s.client("A", b"GET").expect(A=[refusal(-32700, "parse_error"), CLOSE])
     assert s.core.attention.due
     assert s.core.attention.due
+
+
+def test_many_lines_that_take_a_look_each_are_looked_at_in_turns() -> None:
+    s = Pairs("A")
+    no = refusal(-32600, "invalid_request")
+    s.client("A", b"{}\n" * (TURN_LINES + 2) + line(legacy(1))).expect(A=[*[no] * TURN_LINES, Control.TURN])
+    assert s.core.buffered(s._keys["A"]) == 6 + len(line(legacy(1)))
+    s.turn("A").expect(NEEDS="A", A=[no, no])
+    s.leave("A").expect()
+    s.turn("A").expect()
