@@ -120,3 +120,21 @@ def trusted_id(head: bytes, tail: bytes) -> int | None:
         first = int(front[1])
         return first if last is None or last == first else None
     return last if head.startswith((b'{"result":', b'{"error":')) else None
+
+
+_ID: Final = rb'(-?[0-9]{1,1024}|"(?:[^"\\]|\\.){0,1022}")'
+_ANSWER_HEAD: Final = re.compile(rb'\{"jsonrpc":"2\.0","id":' + _ID + rb',"(?:result|error)":')
+_ANSWER_TAIL: Final = re.compile(
+    rb',(?:"jsonrpc":"2\.0","id":' + _ID + rb'|"id":' + _ID + rb',"jsonrpc":"2\.0")\}\s*\Z'
+)
+
+
+def trusted_text(head: bytes, tail: bytes) -> bytes | None:
+    """As `trusted_id`, where ids are whatever a client chose: the `id` as it is spelled."""
+    head = head.removeprefix(BOM)
+    front = _ANSWER_HEAD.match(head)
+    back = _ANSWER_TAIL.search(tail)
+    last = (back[1] or back[2]) if back else None
+    if front:
+        return front[1] if last in (None, front[1]) else None
+    return last if head.startswith((b'{"result":', b'{"error":')) else None

@@ -24,7 +24,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType, field
 
 from bridge.core.framing import HEAD_KEPT, Block
-from bridge.core.glance import BOM, MAX_ID_BYTES, guess_id, too_deep, trusted_id
+from bridge.core.glance import BOM, MAX_ID_BYTES, guess_id, too_deep, trusted_id, trusted_text
 
 Members: TypeAlias = dict[str, Raw]
 """The members of one JSON object: decoded keys, each once; values as bytes."""
@@ -403,13 +403,27 @@ def salvage_id(line: Block) -> int | None:
 
     The `id` of a `Refusal` is none: it may be a request's of the server's own, or a guess.
     """
-    # Bad UTF-8 moves no bracket: a line with no other fault decodes once it is replaced.
     line = bytes(line).removeprefix(BOM)
-    members = decode_members(line if _is_utf8(line) else line.decode(errors="replace").encode())
+    members = _mended(line)
     if members is None:
         return trusted_id(line[:HEAD_KEPT], line[-HEAD_KEPT:])
     id = members.get("id")
     return plain_integer(id) if id is not None and "method" not in members else None
+
+
+def salvage_text(line: Block) -> bytes | None:
+    """As `salvage_id`, where ids are whatever a client chose: the `id` as it is spelled."""
+    line = bytes(line).removeprefix(BOM)
+    members = _mended(line)
+    if members is None:
+        return trusted_text(line[:HEAD_KEPT], line[-HEAD_KEPT:])
+    id = members.get("id")
+    return bytes(id) if id is not None and "method" not in members else None
+
+
+def _mended(line: bytes) -> Members | None:
+    # Bad UTF-8 moves no bracket: a line with no other fault decodes once it is replaced.
+    return decode_members(line if _is_utf8(line) else line.decode(errors="replace").encode())
 
 
 def error_line(

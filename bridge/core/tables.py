@@ -83,6 +83,7 @@ class NoticeKind(enum.Enum):
     NEED_CHILD = "a server process is wanted"
     REPLACE_CHILD = "the server is to be stopped and started again"
     RETIRE_CHILD = "the server is to be stopped until it is needed"
+    CHILD_FAILED = "the server ended before it said anything"
     READY = "the server is ready"
     SWAPPED = "the server was replaced"
     SWAP_FAILED = "the server was not replaced"
@@ -101,6 +102,7 @@ TO_BE_DONE: Final = frozenset(
         NoticeKind.NEED_CHILD,
         NoticeKind.REPLACE_CHILD,
         NoticeKind.RETIRE_CHILD,
+        NoticeKind.CHILD_FAILED,
         NoticeKind.READY,
         NoticeKind.SWAPPED,
         NoticeKind.SWAP_FAILED,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -67,20 +68,28 @@ def quoted(word: bytes) -> str:
 
 
 def fuzz(target: str, options: list[str]) -> None:
-    """Fuzz in this process. Does not return: the fuzzer ends the process."""
+    """Fuzz in this process; `options` begin with the command's name. Does not return: the fuzzer exits."""
     import atheris
 
     with atheris.instrument_imports(include=["bridge"]):
         from tests.fuzz.targets import TARGETS
 
-    atheris.Setup([sys.argv[0], *options], TARGETS[target])
+    atheris.Setup(options, TARGETS[target])
     atheris.Fuzz()
 
 
-def run(target: str, *options: str | Path) -> int:
-    """Fuzz in a process of its own; its exit status."""
-    command = [sys.executable, "-m", "tests.fuzz", target, "--libfuzzer", *map(str, options)]
-    return subprocess.run(command, stdin=subprocess.DEVNULL, check=False).returncode
+def run(*options: str | Path) -> int:
+    """Run the fuzzer in a process of its own; its exit status."""
+    return subprocess.run([*map(str, options)], stdin=subprocess.DEVNULL, check=False).returncode
+
+
+def launcher(target: str, folder: Path) -> Path:
+    """A command that fuzzes: the fuzzer starts itself again by its name, to minimise."""
+    script = folder / "again"
+    command = [sys.executable, "-m", "tests.fuzz", target, "--libfuzzer", str(script)]
+    script.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
+    script.chmod(0o700)
+    return script
 
 
 def main() -> None:
@@ -111,9 +120,10 @@ def main() -> None:
         least.mkdir()
         for number, one in enumerate(corpus.read(target)):
             (before / f"{number:05}").write_bytes(one)
+        again = launcher(target, Path(scratch))
         words.write_text("".join(map(quoted, WORDS[target])))
         status = run(
-            target,
+            again,
             f"-max_total_time={options.seconds}",
             f"-dict={words}",
             "-max_len=3000",
@@ -123,7 +133,7 @@ def main() -> None:
             before,
         )
         if options.keep:
-            status = status or run(target, "-merge=1", least, before)
+            status = status or run(again, "-merge=1", least, before)
             if status == 0:
                 corpus.write(target, [file.read_bytes() for file in least.iterdir()])
                 print(f"fuzz: the corpus of {target} has {len(corpus.read(target))} inputs")

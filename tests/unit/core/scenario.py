@@ -66,7 +66,7 @@ def cancelled(id: object, **rest: object) -> Json:
     return notification("notifications/cancelled", requestId=id, **rest)
 
 
-def left(id: int) -> Json:
+def left(id: object) -> Json:
     """The cancellation the server gets for a client that is gone."""
     return cancelled(id, reason="the client disconnected")
 
