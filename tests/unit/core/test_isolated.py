@@ -235,6 +235,15 @@ def test_a_client_is_not_read_while_its_process_does_not_read_and_much_waits() -
     s.unblock("a").expect(a=legacy(3))
 
 
+def test_a_client_with_a_long_queue_is_read_when_its_process_reads_and_its_window_is_full() -> None:
+    s = started(paused_lines=1, max_in_flight=1)
+    s.block("a")
+    s.client("A", legacy(1), legacy(2), legacy(3), legacy(4)).expect(A=Control.PAUSE)
+    out = s.unblock("a")
+    out.expect(A=Control.RESUME, a=legacy(1))
+    assert not out.more
+
+
 def test_a_client_that_is_not_read_is_read_again_when_its_process_is_gone() -> None:
     s = started(paused_lines=1)
     s.block("a")
