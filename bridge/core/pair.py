@@ -11,7 +11,7 @@ from typing import Final
 from msgspec import Raw, Struct
 
 from bridge.core import jsonrpc
-from bridge.core.era import DISCOVER, Era
+from bridge.core.era import DISCOVER, LEGACY_VERSIONS, Era
 from bridge.core.inflight import Child, Client, Queue, Queued, id_key
 from bridge.core.jsonrpc import (
     SUBSCRIPTION_ID,
@@ -26,9 +26,10 @@ from bridge.core.jsonrpc import (
 from bridge.core.lines import ClientLines
 from bridge.core.outbox import Control, Key
 from bridge.core.subscriptions import LISTEN
-from bridge.core.tables import LEFT, Tables
+from bridge.core.tables import LEFT, NoticeKind, Tables
 
 CANCELLED: Final = "notifications/cancelled"
+NEVER: Final = float("-inf")
 
 
 class Asked(Struct, gc=False):
@@ -68,12 +69,30 @@ class Pair:
 class Pairs(ClientLines):
     """What both directions do with pairs."""
 
-    __slots__ = ("_pairs",)
+    __slots__ = ("_not_probed_until", "_pairs")
 
     def __init__(self, tables: Tables) -> None:
         super().__init__(tables)
         self._pairs: dict[Key, Pair] = {}
         """By the client's key."""
+        self._not_probed_until = NEVER
+        """Until then the server is not asked for the modern era, since it exits on that."""
+
+    def _want(self, pair: Pair) -> None:
+        """Ask for a child, for what waits."""
+        pair.wanted = True
+        self._tables.note(NoticeKind.NEED_CHILD, pair.client.key, pair.queue.head().method.encode())
+
+    def _refuse_probe(self, pair: Pair, id: Id, *, delivered: bool = False) -> None:
+        self._tables.refuse(
+            pair.client,
+            id,
+            jsonrpc.METHOD_NOT_FOUND,
+            "the server exited when it was asked for the modern era of MCP: use `initialize`",
+            "era_not_served",
+            delivered=delivered,
+            supported=[*LEGACY_VERSIONS],
+        )
 
     def _is_too_large(self, message: Call) -> bool:
         limit = self._tables.limits.max_request

@@ -101,6 +101,7 @@ class FromServers(Pairs):
         """A valid message of a child."""
         tables = self._tables
         client = pair.client
+        child.spoke = True
         method, id = message.method, message.id
         if method is UNSET:
             self._response(pair, message)

@@ -8,6 +8,7 @@ import pytest
 
 from bridge.core import pair_servers
 from bridge.core.era import LEGACY_VERSIONS
+from bridge.core.lines import TURN_LINES
 from bridge.core.outbox import Control
 from bridge.core.tables import NoticeKind
 from tests.unit.core.pairs import Pairs
@@ -232,6 +233,15 @@ def test_a_client_is_not_read_while_its_process_does_not_read_and_much_waits() -
     out.expect(A=Control.RESUME, a=[legacy(2), progress(1)])  # what is left is short enough
     assert out.more
     s.unblock("a").expect(a=legacy(3))
+
+
+def test_a_client_with_a_long_queue_is_read_when_its_process_reads_and_its_window_is_full() -> None:
+    s = started(paused_lines=1, max_in_flight=1)
+    s.block("a")
+    s.client("A", legacy(1), legacy(2), legacy(3), legacy(4)).expect(A=Control.PAUSE)
+    out = s.unblock("a")
+    out.expect(A=Control.RESUME, a=legacy(1))
+    assert not out.more
 
 
 def test_a_client_that_is_not_read_is_read_again_when_its_process_is_gone() -> None:
@@ -479,6 +489,77 @@ def test_what_waits_behind_the_probe_has_the_other_process() -> None:
     s.start("A").expect(a=initialize(2))
 
 
+def test_who_asks_next_is_told_that_a_server_exits_on_the_probe_without_another_process() -> None:
+    """Section 7: a refusal that may be an accident is remembered for 30 s, or until the server is another."""
+    s = Pairs("ABC")
+    s.client("A", request(1, "server/discover"))
+    s.start("A")
+    s.crash("a")
+    s.client("A", request(2, "server/discover"), initialize(3)).expect(
+        A=refusal(-32601, "era_not_served", id=2, supported=[*LEGACY_VERSIONS]), NEEDS="A"
+    )
+    # Behind `initialize` it is not the first word: the process may see what it makes of it.
+    s.client("A", request(4, "server/discover")).expect()
+    s.start("A").expect(a=[initialize(3), request(4, "server/discover")])
+    s.client("B", request(1, "server/discover")).expect(
+        B=refusal(-32601, "era_not_served", id=1, supported=[*LEGACY_VERSIONS])
+    )
+    s.wait(30).expect()
+    s.client("B", request(2, "server/discover")).expect(NEEDS="B")
+    s.start("B")
+    s.crash("b")
+    s.core.forget_eras()
+    s.client("C", request(1, "server/discover")).expect(NEEDS="C")
+
+
+def test_a_process_that_ends_before_it_said_anything_was_started_in_vain() -> None:
+    s = Pairs()
+    s.client("A", initialize(1))
+    key = s.key("A")
+    s.start("A")
+    assert not s.core.spoke(s.key("a"))
+    assert NoticeKind.CHILD_FAILED in s.crash("a").told()
+    assert not s.core.spoke(key)
+    s = Pairs()
+    s.client("A", initialize(1))
+    s.start("A")
+    s.server("a", b"a banner\n")
+    assert not s.core.spoke(s.key("a"))
+    s.server("a", notification("n"))
+    assert s.core.spoke(s.key("a"))
+    assert NoticeKind.CHILD_FAILED not in s.crash("a").told()
+
+
+def test_one_that_exits_on_the_probe_or_whose_client_has_left_was_not() -> None:
+    s = Pairs("AB")
+    s.client("A", request(1, "server/discover"))
+    s.start("A")
+    assert NoticeKind.CHILD_FAILED not in s.crash("a").told()
+    s.client("B", initialize(1))
+    s.start("B")
+    s.leave("B")
+    assert NoticeKind.CHILD_FAILED not in s.crash("b").told()
+
+
+def test_a_process_is_asked_for_with_what_it_will_hear_first() -> None:
+    s = Pairs("AB")
+    assert [n.detail for n in s.client("A", initialize(1), legacy(2)).all_notices] == [b"initialize"]
+    assert [n.detail for n in s.client("B", legacy(1), initialize(2)).all_notices] == [b"tools/call"]
+
+
+def test_who_does_not_need_the_process_any_more_that_it_waits_for_asks_anew() -> None:
+    s = Pairs()
+    s.client("A", legacy(1)).expect(NEEDS="A")
+    assert s.core.still_needed(s.key("A"))
+    s.client("A", cancelled(1))
+    assert not s.core.still_needed(s.key("A"))
+    s.client("A", legacy(2)).expect(NEEDS="A")
+    s.wait(30).expect(A=refusal(-31002, "server_unavailable", id=2))
+    s.client("A", legacy(3)).expect(NEEDS="A")
+    s.leave("A")
+    assert not s.core.still_needed(s.key("A"))
+
+
 @pytest.mark.parametrize("said", [notification("n"), legacy(2)])
 def test_a_process_that_exits_on_anything_else_has_crashed(said: Json) -> None:
     s = Pairs()
@@ -609,3 +690,13 @@ def test_a_client_over_tcp_that_is_none_is_cut_at_its_first_byte() -> None:
     s.client("A", b"GET").expect(A=[refusal(-32700, "parse_error"), CLOSE])
     assert s.core.attention.due
     assert s.core.attention.due
+
+
+def test_many_lines_that_take_a_look_each_are_looked_at_in_turns() -> None:
+    s = Pairs("A")
+    no = refusal(-32600, "invalid_request")
+    s.client("A", b"{}\n" * (TURN_LINES + 2) + line(legacy(1))).expect(A=[*[no] * TURN_LINES, Control.TURN])
+    assert s.core.buffered(s._keys["A"]) == 6 + len(line(legacy(1)))
+    s.turn("A").expect(NEEDS="A", A=[no, no])
+    s.leave("A").expect()
+    s.turn("A").expect()
