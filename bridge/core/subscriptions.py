@@ -47,8 +47,8 @@ MAX_OPENINGS: Final = 3
 kills its server must not kill every one that follows."""
 
 MAX_CHANGES: Final = 1024
-"""A holder is told of so many changes that it may have missed once the server was started again. With more its
-listen ends instead, as when less is granted: a million URIs would be a million messages at once."""
+"""A holder is told of so many changes that it may have missed once the server was started again. With more,
+its listen ends instead, as when less is granted: a million URIs would be a million messages at once."""
 MAX_CHANGES_IN_ALL: Final = 16384
 """The same, for all holders of one subscription: more takes too long for one turn."""
 
