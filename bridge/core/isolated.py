@@ -177,6 +177,7 @@ class Isolated(FromClients, FromServers):
         tables = self._tables
         del self._pairs[pair.client.key]
         pair.queue.clear()
+        pair.queue.paused = False  # nobody is there to read on
         child = pair.child
         if child is None:
             return
@@ -272,6 +273,7 @@ class Isolated(FromClients, FromServers):
         child = pair.child
         assert child is not None
         child.closing = True
+        child.blocked = True  # whatever its last words set free is not written to it any more
         for segment in child.framer.finish():
             if type(segment) is not OverlongEnd and not self._is_cut_off(segment):
                 self._segment(pair, child, segment)

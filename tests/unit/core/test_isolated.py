@@ -380,6 +380,23 @@ def test_a_server_that_gives_up_what_nobody_knows_is_passed_on() -> None:
     assert s.sizes["in_flight"] == 1
 
 
+def test_what_the_last_words_of_a_process_set_free_was_never_sent_to_it() -> None:
+    s = started(max_in_flight=1)
+    s.client("A", legacy(1), legacy(2)).expect(a=legacy(1))
+    s.server("a", line(result(1))[:-1]).expect()
+    s.crash("a").expect(A=[result(1), refusal(-31001, "server_exited", id=2), CLOSE])
+
+
+def test_nobody_is_told_to_read_on_who_is_gone() -> None:
+    s = started(paused_lines=1)
+    s.client("A", legacy(1))
+    s.block("a")
+    s.client("A", legacy(2), legacy(3)).expect(A=Control.PAUSE)
+    s.leave("A").expect(a=left(1), STOPS="a")
+    s.server("a", line(result(1))[:-1]).expect()
+    s.crash("a").expect()
+
+
 def test_a_line_that_is_nothing_is_nobodys() -> None:
     s = started()
     s.client("A", legacy(1))
