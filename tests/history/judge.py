@@ -17,12 +17,6 @@ from dataclasses import dataclass, field
 from tests.history.judge_client import ClientJudge
 from tests.history.record import History, Life, Logged, Violation
 
-SPAWN = 1.5
-"""How long, in seconds, a process may take to start on a busy machine."""
-
-UNREAD = 5.0
-"""How old, in seconds, what a process wrote may be when a busy bridge reads it: maybe of a replaced one."""
-
 DAMAGED = frozenset({"damaged", "huge"})
 """What the server does with a request that has no answer a client could be given."""
 
@@ -82,24 +76,47 @@ class Facts:
     heard: dict[tuple[str, str], Heard] = field(default_factory=dict)
     """By life and upstream id."""
     deaths: bool = False
-    replacements: list[float] = field(default_factory=list)
-    """When the bridge was asked to replace the server's processes."""
+    """A process has ended that the bridge had not stopped in order."""
+    lives: list[Life] = field(default_factory=list)
+    last_heard: dict[tuple[str, str], float] = field(default_factory=dict)
+    """By life and filter: when it was last asked for such a listen."""
     emitted: dict[str, list[Emission]] = field(default_factory=dict)
     """By filter: what every holder of that filter's shared subscription must be told."""
+    replaced_from: dict[str, float] = field(default_factory=dict)
+    """By life: before that it surely was not replaced by another."""
 
-    def replaced(self, life: Life, at: float) -> bool:
-        """Whether a process may have been replaced by then, and serves out its time.
+    def successors(self, life: Life) -> list[Life]:
+        """Processes of the same era that may have taken over from one."""
+        return [
+            other
+            for other in self.lives
+            if other.era == life.era
+            and other is not life
+            and (other.started > life.started or other.settled > life.settled)
+        ]
 
-        One that starts soon after it was asked for may still meet it: the bridge remembers one wish.
+    def moved(self, heard: Heard) -> bool:
+        """Whether a listen was cancelled since another process had taken over, and had been ready to.
+
+        That one is asked for the same, unless it dies before it can read it.
         """
-        return any(life.started - SPAWN < asked <= at for asked in self.replacements)
+        assert heard.cancelled_at is not None
+        for other in self.lives:
+            if other is heard.life or other.era != heard.life.era or other.settled > heard.cancelled_at:
+                continue
+            again = self.last_heard.get((other.name, heard.filter), float("-inf")) > heard.at
+            if again or (other.dead and other.events and other.events[-1].at > heard.at):
+                return True
+        return False
 
 
 def judge(history: History) -> list[Violation]:
     """Every promise that this history shows to be broken; empty if all were kept."""
     found: list[Violation] = []
-    facts = Facts(deaths=any(life.dead for life in history.lives))
-    facts.replacements = history.replacements
+    facts = Facts(deaths=any(life.dead and not life.stopped for life in history.lives), lives=history.lives)
+    for life in history.lives:
+        taken = [other.settled for other in facts.successors(life)]
+        facts.replaced_from[life.name] = min(taken, default=float("inf"))
     uids: Counter[int] = Counter()
     for life in history.lives:
         _read_life(life, facts, uids, found)
@@ -138,6 +155,7 @@ def _read_life(life: Life, facts: Facts, uids: Counter[int], found: list[Violati
             uids[int(fields[0])] += 1
             uid, filter, mark = fields
             facts.heard[life.name, uid] = Heard(life, uid, filter, mark, event.at)
+            facts.last_heard[life.name, filter] = event.at
             if mark == "-":
                 shared.setdefault(filter, set()).add(uid)
         elif kind == "K":
@@ -145,7 +163,7 @@ def _read_life(life: Life, facts: Facts, uids: Counter[int], found: list[Violati
         elif kind == "S":
             filter = facts.heard[life.name, fields[0]].filter
             only = shared.get(filter) == {fields[0]} and fields[0] in acknowledged
-            if only and not facts.replaced(life, event.at + UNREAD):
+            if only:
                 emission = Emission(life.name, fields[0], int(fields[1]), event.at, position)
                 facts.emitted.setdefault(filter, []).append(emission)
         elif kind == "A":
@@ -227,7 +245,7 @@ def _judge_listens(facts: Facts, clients: dict[int, ClientJudge], found: list[Vi
                     Violation("not-cancelled", f"listen {heard.uid} ({heard.filter}) in {heard.life.name}")
                 )
             continue
-        if facts.replaced(heard.life, heard.cancelled_at):
+        if facts.moved(heard):
             continue  # what it served goes on at the new one
         found += [
             Violation("wrongly-cancelled", f"listen {heard.uid} ({heard.filter}), held by {client.name}")

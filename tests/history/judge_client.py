@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from tests.history.judge_listens import ListenJudge
@@ -9,6 +10,7 @@ from tests.history.record import (
     Connection,
     Ended,
     History,
+    Life,
     Message,
     Received,
     Sent,
@@ -29,6 +31,9 @@ SERVER_UNAVAILABLE: Final = -31002
 OVERLOADED: Final = -31003
 TOO_LARGE: Final = -31004
 INVALID_RESPONSE: Final = -31008
+
+MANY: Final = 3
+"""Replacements of one process after which the bridge may stop it although it still owes answers."""
 
 BAD_LINES: Final = 10
 """In a row: then the bridge may close a Unix connection; on TCP after the first."""
@@ -78,8 +83,12 @@ class ClientJudge:
         self.gone_at: float | None = None
         self.last_answered = -1
         self.changes: set[str] = set()
+        self.told: Counter[str] = Counter()
         self.reached: dict[str, int] = {}
-        """For each server process: the position in its log up to which its output has surely come here."""
+        """For each server process: the position in its log up to which its output has surely come here.
+
+        While it serves: what one that was replaced says on its own is nobody's.
+        """
         self.now = 0.0
         """When the event happened that is being looked at."""
 
@@ -204,6 +213,10 @@ class ClientJudge:
             rank = 0 if run.answered is None and not run.instead else 2
         return rank, asked.cancelled is not None
 
+    def _replaced(self, life: Life, at: float) -> int:
+        """How often a process may have been replaced by then."""
+        return sum(other.settled <= at for other in self.facts.successors(life))
+
     def _died(self, asked: Asked) -> bool:
         runs = self.facts.served.get(asked.sent.mark, [])
         return any(run.life.dead and not run.flushed and not run.instead for run in runs)
@@ -252,7 +265,8 @@ class ClientJudge:
             if name != "late" or run is None or run.cancelled is None:
                 self.complain("wrong-outcome", f"{what} was never answered by the server: {show(message)}")
             return
-        self.reached[run.life.name] = max(self.reached.get(run.life.name, -1), run.answered)
+        if received.at < self.facts.replaced_from.get(run.life.name, received.at):
+            self.reached[run.life.name] = max(self.reached.get(run.life.name, -1), run.answered)
         if run.cancelled is not None and run.cancelled < run.answered:
             self.complain("after-cancel", f"{what} was answered after its cancellation, and delivered")
         if "error" in message:
@@ -290,6 +304,8 @@ class ClientJudge:
         elif code == SERVER_EXITED:
             dead = run.life.dead if run is not None else self.facts.deaths
             fits = dead and delivered is True
+            if fits and run is not None and run.life.stopped and self._replaced(run.life, at) < MANY:
+                self.complain("lost-request", f"{what} was given up by a bridge that stopped its server")
         elif code == SERVER_UNAVAILABLE:
             fits = delivered is False and at - sent.at >= self.history.rules.restart_wait - 0.5
         elif code == OVERLOADED:
@@ -318,7 +334,10 @@ class ClientJudge:
         elif self.listens.notification(method, params, message):
             pass
         elif message in BRIDGES_OWN and self.connection.era == "legacy":
-            pass  # after a restart, since changes may have been missed
+            # After a restart, since changes may have been missed.
+            self.told[method] += 1
+            if self.told[method] >= sum(life.era == "legacy" for life in self.facts.lives):
+                self.complain("stray-notification", f"without a restart came {show(message)}")
         elif method == "notifications/tools/list_changed" and self.connection.era == "legacy":
             mark = str(params.get("mark"))
             if not mark.endswith("/legacy") or mark in self.changes:

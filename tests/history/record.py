@@ -105,6 +105,18 @@ class Life:
     """It is gone, or was ended by the bridge, before the round was judged."""
     events: list[Logged] = field(default_factory=list)
 
+    @property
+    def stopped(self) -> bool:
+        """It ended because the bridge had closed its stdin, and for no other reason."""
+        last = self.events[-1] if self.events else None
+        return self.dead and last is not None and (last.kind, last.fields) == ("D", ["end of input"])
+
+    @property
+    def settled(self) -> float:
+        """When it was first spoken to in its era; before everything if that was in an earlier round."""
+        at = min((event.at for event in self.events if event.kind == "B"), default=None)
+        return at if at is not None else float("-inf") if self.era else float("inf")
+
 
 @dataclass(slots=True)
 class Sample:
@@ -143,8 +155,6 @@ class History:
     connections: list[Connection] = field(default_factory=list)
     lives: list[Life] = field(default_factory=list)
     """All processes that lived during the round, oldest first; those before it without their old events."""
-    replacements: list[float] = field(default_factory=list)
-    """When the bridge was asked to replace the server's processes, in this round or before."""
     samples: list[Sample] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     """What the bridge itself complained of, or how it ended."""

@@ -112,7 +112,6 @@ class Observer:
         self.lives: dict[str, Life] = {}
         self.deaths = 0
         self.samples: list[Sample] = []
-        self.replacements: list[float] = []
 
     def sample(self, *, quiet: bool = False) -> Sample:
         """Look at the bridge's process. Raises OSError if there is none any more."""
@@ -189,7 +188,7 @@ class Round:
         self._rng = random.Random(f"{profile.seed}/{number}")
         self._stuck = Stuck(profile.patience)
         self._seats = asyncio.Semaphore(TOGETHER)
-        self.history = History(number, Rules(), replacements=observer.replacements, samples=observer.samples)
+        self.history = History(number, Rules(), samples=observer.samples)
 
     def _client(self, era: str, address: str) -> Client:
         transport = address.partition(":")[0]
@@ -264,7 +263,6 @@ class Round:
 
     def replace(self) -> None:
         """Have the bridge replace the server's processes."""
-        self._observer.replacements.append(time.monotonic())
         self._bridge.signal(signal.SIGHUP)
 
     def judge(self) -> list[Violation]:
