@@ -161,7 +161,6 @@ class Hub:
             if self._pool is not None:
                 self._pool.start()
             code = await life.over
-            life.notifier.status("stopping")
             await self._drain(code)
         finally:
             await self._shut()
@@ -415,9 +414,7 @@ class Hub:
 
     def server_given_up(self, exit_code: int, reason: str) -> None:
         _log.error("%s", reason)
-        if not self._life.over.done():
-            self._life.notifier.status(reason)
-        self._life.end(exit_code)
+        self._life.end(exit_code, reason)
 
     # --- From the processes of clients that have one each
 
