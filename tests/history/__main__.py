@@ -39,6 +39,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, help="[a new one]")
     parser.add_argument("--listen", choices=("unix", "tcp", "both"), default="both", help="[%(default)s]")
     parser.add_argument("--round", type=int, help="only this round")
+    parser.add_argument(
+        "--replacing",
+        type=float,
+        default=0.06,
+        help="share of replacements (SIGHUP) in what befalls the servers [%(default)s]",
+    )
     parser.add_argument("--keep", type=Path, help="where the history of a bad round is kept, pickled")
     options = parser.parse_args()
     seed = options.seed if options.seed is not None else random.randrange(10**6)
@@ -49,7 +55,14 @@ def main() -> None:
         print(f"{time.monotonic() - begun:7.1f} s  {line}", flush=True)
 
     tell(f"seed {seed}")
-    profile = Profile(seed, options.requests, listen, only=options.round, keep=options.keep)
+    profile = Profile(
+        seed,
+        options.requests,
+        listen,
+        only=options.round,
+        keep=options.keep,
+        replacing=options.replacing,
+    )
     outcome = uvloop.run(run(profile, tell))
     for violation in outcome.violations[:50]:
         tell(f"VIOLATION {violation}")

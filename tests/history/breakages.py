@@ -29,21 +29,27 @@ from tests.support.bridge import ROOT
 REQUESTS: Final = 20_000
 """As in the normal test run, in rounds that are judged one by one, so that what is found is found soon."""
 PER_ROUND: Final = 5_000
+OFTEN: Final = 0.5
+"""Of all that befalls the servers, where a fault shows only when they are replaced."""
 PATIENCE: Final = 10.0
 """Where something is surely broken nobody need wait for long."""
 
 
 @dataclass(frozen=True)
 class Breakage:
-    """One fault: in `file`, `old` becomes `new`. `rules`: what it must be found by, at least one of them."""
+    """One fault: in `file`, `old` becomes `new`. `rules`: what it must be found by, at least one of them.
+
+    `replacing`: how often servers are replaced meanwhile; see `Nemesis`.
+    """
 
     name: str
     rules: frozenset[str]
     edits: tuple[tuple[str, str, str], ...]
+    replacing: float = 0.06
 
 
-def _breakage(name: str, rules: str, *edits: tuple[str, str, str]) -> Breakage:
-    return Breakage(name, frozenset(rules.split()), edits)
+def _breakage(name: str, rules: str, *edits: tuple[str, str, str], replacing: float = 0.06) -> Breakage:
+    return Breakage(name, frozenset(rules.split()), edits, replacing)
 
 
 BREAKAGES: Final = (
@@ -328,6 +334,34 @@ BREAKAGES: Final = (
         ),
     ),
     _breakage(
+        "a replaced process is stopped while it owes answers",
+        "lost-request",
+        (
+            "core/swap.py",
+            "                if busy and tables.now < seat.drain_until:\n",
+            "                if False:\n",
+        ),
+        replacing=OFTEN,
+    ),
+    _breakage(
+        "a server that comes back during a replacement is stopped with the old ones",
+        "wrongly-cancelled",
+        ("core/swap.py", " and not self.adopt()\n", "\n"),
+        replacing=OFTEN,
+    ),
+    _breakage(
+        "subscriptions stay at the replaced process",
+        "not-cancelled lost-notification missed-change no-outcome",
+        ("core/seats.py", "            self._subscriptions.move(old, REPLACED)\n", ""),
+        replacing=OFTEN,
+    ),
+    _breakage(
+        "what a replaced process says on its own is passed on",
+        "stray-notification stray-subscription two-outcomes unacknowledged",
+        ("core/swap.py", "            child.muted = True\n", ""),
+        replacing=OFTEN,
+    ),
+    _breakage(
         "the descriptor of each server process stays open",
         "descriptors",
         (
@@ -363,7 +397,16 @@ def find(breakage: Breakage, seed: int) -> tuple[bool, str]:
     """Run the short profile on a broken copy: whether it was found by what it breaks, and by what."""
     with broken(breakage) as folder:
         outcome = uvloop.run(
-            run(Profile(seed, REQUESTS, per_round=PER_ROUND, package=folder, patience=PATIENCE))
+            run(
+                Profile(
+                    seed,
+                    REQUESTS,
+                    per_round=PER_ROUND,
+                    package=folder,
+                    patience=PATIENCE,
+                    replacing=breakage.replacing,
+                )
+            )
         )
     rules = {violation.rule for violation in outcome.violations}
     return bool(rules & breakage.rules), ", ".join(sorted(rules)) or "nothing"

@@ -78,8 +78,8 @@ class Facts:
     deaths: bool = False
     """A process has ended that the bridge had not stopped in order."""
     lives: list[Life] = field(default_factory=list)
-    last_heard: dict[tuple[str, str], float] = field(default_factory=dict)
-    """By life and filter: when it was last asked for such a listen."""
+    last_heard: dict[tuple[str, str], int] = field(default_factory=dict)
+    """By life and filter: the id of the last such listen that it was asked for."""
     emitted: dict[str, list[Emission]] = field(default_factory=dict)
     """By filter: what every holder of that filter's shared subscription must be told."""
     replaced_from: dict[str, float] = field(default_factory=dict)
@@ -104,8 +104,9 @@ class Facts:
         for other in self.lives:
             if other is heard.life or other.era != heard.life.era or other.settled > heard.cancelled_at:
                 continue
-            again = self.last_heard.get((other.name, heard.filter), float("-inf")) > heard.at
-            if again or (other.dead and other.events and other.events[-1].at > heard.at):
+            # Ids tell the order in which the bridge asked: one that was frozen reads what came long ago.
+            again = self.last_heard.get((other.name, heard.filter), -1) > int(heard.uid)
+            if again or (other.dead and other.settled > heard.life.settled):
                 return True
         return False
 
@@ -155,7 +156,7 @@ def _read_life(life: Life, facts: Facts, uids: Counter[int], found: list[Violati
             uids[int(fields[0])] += 1
             uid, filter, mark = fields
             facts.heard[life.name, uid] = Heard(life, uid, filter, mark, event.at)
-            facts.last_heard[life.name, filter] = event.at
+            facts.last_heard[life.name, filter] = int(uid)
             if mark == "-":
                 shared.setdefault(filter, set()).add(uid)
         elif kind == "K":

@@ -68,6 +68,8 @@ class Profile:
     """The folder with the `bridge` package to run."""
     keep: Path | None = None
     """Where the history of a round with a violation is kept, pickled, for whoever looks into it."""
+    replacing: float = 0.06
+    """How often the nemesis has the servers replaced, as a share of all it does."""
     patience: float = PATIENCE
     """How long a client waits for what it is owed, in seconds."""
 
@@ -331,7 +333,7 @@ async def _rounds(
             return
         each = Round(profile, number, bridge, observer)
         rng = random.Random(f"{profile.seed}/{number}/nemesis")
-        nemesis = Nemesis(folder, mark, rng, each.replace)
+        nemesis = Nemesis(folder, mark, rng, each.replace, profile.replacing)
         helpers = [asyncio.create_task(nemesis.run()), asyncio.create_task(each.watch())]
         try:
             await each.traffic(min(profile.requests, profile.per_round))
