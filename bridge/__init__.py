@@ -9,8 +9,9 @@
 |---|---|
 | `core/framing.py` | bytes to lines: limits, nothing searched twice |
 | `core/jsonrpc.py` | the envelope: fast path, careful path, refusals, the bridge's own lines |
+| `core/glance.py` | nesting and ids, from bytes that are not decoded |
 | `core/inflight.py`, `core/waiting.py` | upstream id to whose request; the queues of what is not sent yet |
-| `core/subscriptions.py` | which clients hold which upstream listen |
+| `core/subscriptions.py`, `core/listens.py` | which clients hold which upstream listen; how these look |
 | `core/downstream.py`, `core/upstream.py` | the decisions for each line, from clients and from the server |
 | `core/era.py`, `core/seats.py` | the first words to a child; which child serves which era |
 | `core/legacy.py` | one legacy session shared by many clients |
@@ -21,6 +22,7 @@
 | `core/router.py` | the core's one entrance: a method for each thing that can happen |
 | `core/tables.py`, `core/outbox.py`, `core/stats.py` | the state; the way out; the counters |
 | `core/restart.py` | when a server is started, again, or given up |
+| `core/pace.py` | how fast processes of single clients are started that end at once |
 | `acceptor.py` | all listeners of a bridge, from binding to closing |
 | `listener.py`, `socket_file.py`, `activation.py` | listening sockets: a path's, TCP's, systemd's |
 | `peers.py`, `hangup.py` | who may connect; hang-ups told from half-closes |
@@ -28,7 +30,7 @@
 | `child.py`, `process.py`, `pipes.py`, `guard.py` | the server process; nothing of it is left behind |
 | `launcher.py` | with what each server process is started |
 | `supervisor.py` | carries out what the restart policy decides |
-| `pool.py` | server processes of clients that have one each, and spare ones |
+| `pool.py`, `turns.py` | server processes of clients that have one each, and spare ones; who waits for one |
 | `hub.py` | joins all of these; the running bridge |
 | `lifecycle.py`, `signals.py` | when it ends: signals, the service manager, being PID 1 |
 | `notify.py`, `standing.py` | what systemd is told |

@@ -239,7 +239,9 @@ class Downstream(ClientLines):
         if tables.stopping:
             tables.refuse(client, id, jsonrpc.SHUTTING_DOWN, "the bridge is shutting down", "shutting_down")
             return
-        modern = meta.version is not UNSET or method == DISCOVER
+        # Either era has one method that is its own whatever `_meta` says: a server that is sent `initialize`
+        # is a legacy one from then on, for all.
+        modern = method == DISCOVER or (meta.version is not UNSET and method != INITIALIZE)
         era = Era.MODERN if modern else Era.LEGACY
         refusal = None if not modern and method == PING else self._seats.refusal(era)
         if refusal is not None:
@@ -500,6 +502,7 @@ class Downstream(ClientLines):
             fruitless = 0 if sent else fruitless + 1
             if queue:
                 waiting.move_to_end(queue.client.key)
+                self._waiting.shortened(queue)
             else:
                 self._waiting.after(queue)
         child.pumping = False

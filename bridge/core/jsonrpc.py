@@ -18,13 +18,13 @@ from __future__ import annotations
 import binascii
 import re
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType, field
 
 from bridge.core.framing import HEAD_KEPT, Block
+from bridge.core.glance import BOM, MAX_ID_BYTES, guess_id, too_deep, trusted_id, trusted_text
 
 Members: TypeAlias = dict[str, Raw]
 """The members of one JSON object: decoded keys, each once; values as bytes."""
@@ -52,9 +52,6 @@ SHUTTING_DOWN: Final = -31005
 ERA_NOT_SERVED: Final = -31006
 TIMED_OUT: Final = -31007
 INVALID_RESPONSE: Final = -31008
-
-MAX_ID_BYTES: Final = 1024
-"""The longest `id` or progress token that is served, in bytes as written: a table keeps it."""
 
 SUBSCRIPTION_ID: Final = "io.modelcontextprotocol/subscriptionId"
 PROTOCOL_VERSION: Final = "io.modelcontextprotocol/protocolVersion"
@@ -92,8 +89,8 @@ class Message(Call, gc=False, omit_defaults=True, forbid_unknown_fields=True):
 class OddMessage(Message, gc=False, omit_defaults=True):
     """A message from the careful path that `encode_lines` could not write as it is.
 
-    `extra` holds the envelope's unknown members; `marked` says that unpaired
-    surrogate escapes are spelled with the codec's marker and must be put back.
+    `extra` holds the envelope's unknown members; `marked` says that surrogate
+    escapes are spelled with the codec's marker and must be put back.
     """
 
     extra: Members = field(default_factory=dict)
@@ -129,27 +126,15 @@ _decode_meta: Final = msgspec.json.Decoder(Meta).decode
 _ENVELOPE: Final = frozenset({"jsonrpc", "id", "method", "params", "result", "error"})
 
 _BLANK: Final = b" \t\r\n"
-_BOM: Final = b"\xef\xbb\xbf"
 
-_LONE_SURROGATE: Final = re.compile(
-    # An escape is one only if an even number of backslashes stands before its own.
-    rb"(?<!\\)((?:\\\\)*)"
-    # A pair is left alone; half of one is what msgspec refuses.
-    rb"(?:(\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})|\\u([dD][89a-fA-F][0-9a-fA-F]{2}))"
-)
+# What a parser would refuse of an escape that is marked, behind its mark.
+_BAD_ESCAPE: Final = re.compile(rb"\\u[dD](?![0-9a-fA-F]{3})")
 
 # A line of this length holds no `id` of over 1 KiB, and nesting of 128 levels at most.
 _SHORT: Final = 256
 
 # Up to this length counting all brackets is cheaper than looking for the first few in each line.
 _COUNTED: Final = 4096
-
-# What of a line decides how deep it nests, and what each bracket adds to the depth.
-_BESIDE: Final = bytes(set(range(256)) - set(b'[]{}"'))
-_QUOTED: Final = re.compile(rb'"[^"]*+"')
-_SIGNS: Final = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
-# Looking into a line goes by pieces of this many bytes, so that it takes no memory to speak of.
-_PIECE: Final = 64 * 1024
 
 
 def decode_members(raw: Raw | bytes) -> Members | None:
@@ -185,45 +170,12 @@ def is_token(raw: bytes) -> bool:
     return raw[:1] == b'"' or raw.removeprefix(b"-").isdigit()
 
 
-def too_deep(block: Block, begin: int, end: int, limit: int) -> bool:
-    """Whether the valid JSON line at `block[begin:end]` nests deeper than `limit` levels.
-
-    The brackets are looked for one by one only until there are more than `limit`
-    of them, so a long text costs next to nothing.
-    """
-    found = 0
-    for bracket in (b"{", b"["):
-        at = block.find(bracket, begin, end)
-        while at >= 0:
-            found += 1
-            if found > limit:
-                return _deeper(block[begin:end], limit)
-            at = block.find(bracket, at + 1, end)
-    return False
-
-
-def _deeper(line: Block, limit: int) -> bool:
-    # Without escapes every quotation mark begins or ends a string; `""` says nothing, wherever it stands.
-    bare = line.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _BESIDE).replace(b'""', b"")
-    depth = 0
-    open_quote = b""
-    for begin in range(0, len(bare), _PIECE):
-        piece = open_quote + bare[begin : begin + _PIECE]
-        open_quote = b'"' if piece.count(b'"') % 2 else b""
-        signs = _QUOTED.sub(b"", piece + open_quote).translate(_SIGNS)
-        depths = [*accumulate(memoryview(signs).cast("b"), initial=depth)]
-        if max(depths) > limit:
-            return True
-        depth = depths[-1]
-    return False
-
-
 class Codec:
     """Decode lines and encode messages.
 
     Args:
         salt: bytes no peer can guess, of at least 9 bytes in service (more add nothing). With them
-            an unpaired surrogate escape is spelled while it is inside the bridge, so
+            surrogate escapes are spelled while they are inside the bridge, so
             that no text of a peer can be taken for one.
         max_depth: the deepest nesting that is accepted, or 0 for the parser's own limit.
 
@@ -295,8 +247,8 @@ class Codec:
             line: without its newline.
         """
         line = bytes(line)
-        if line.startswith(_BOM):
-            line = line[len(_BOM) :]
+        if line.startswith(BOM):
+            line = line[len(BOM) :]
         if not line.strip(_BLANK):
             return None
         if not _is_utf8(line):
@@ -371,28 +323,29 @@ class Codec:
 
     def read_id(self, raw: Raw) -> Id | None:
         """An `id` from its bytes; None if it is of a kind that is not served."""
-        text = bytes(raw)
-        if len(text) > MAX_ID_BYTES and len(self.unmark(text)) > MAX_ID_BYTES:
+        text = self.unmark(bytes(raw))
+        if len(text) > MAX_ID_BYTES:
             return None
-        if self._marker in text:
-            return Raw(self.unmark(text)) if text[:1] == b'"' else None
         try:
             return _decode_scalar(text)
         except msgspec.DecodeError:
-            return None
+            # A string that is valid JSON, and yet refused, holds an unpaired surrogate escape.
+            return Raw(text) if text[:1] == b'"' else None
 
     def _mark(self, line: bytes) -> bytes | None:
-        """Spell each unpaired surrogate escape with the marker; None if there is none."""
+        """Spell each escape from U+D000 on with the marker; None if there is none, or an invalid one.
+
+        Those are the surrogate escapes, and others that need no marking. To find just the unpaired ones takes
+        a pattern, and seconds for a text that is full of them; to replace bytes takes next to nothing.
+        """
         if self._marker in line:  # nobody can know the marker: chance does not happen
             return None
-        marker = self._marker
-
-        def spell(match: re.Match[bytes]) -> bytes:
-            before, pair, lone = match.groups()
-            return before + (pair or marker + lone)
-
-        marked = _LONE_SURROGATE.sub(spell, line)
-        return None if marked == line else marked
+        # An escape is one only behind an even number of backslashes. No valid UTF-8 has 0xFF.
+        plain = line.replace(b"\\\\", b"\xff")
+        if _BAD_ESCAPE.search(plain):
+            return None
+        marked = plain.replace(b"\\ud", self._marker + b"d").replace(b"\\uD", self._marker + b"D")
+        return None if marked == plain else marked.replace(b"\xff", b"\\\\")
 
     def unmark(self, text: bytes) -> bytes:
         """Put the unpaired surrogate escapes back as the peer spelled them."""
@@ -445,65 +398,32 @@ def _text(raw: Raw) -> str | None:
         return None
 
 
-_HEAD_ID: Final = re.compile(
-    rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?(?:"method"\s*:\s*"[^"\\]*"\s*,\s*)?'
-    rb'"id"\s*:\s*(-?[0-9]{1,1024}|"(?:[^"\\]|\\.){0,1022}")\s*,'
-)
-_TAIL_ID: Final = re.compile(
-    rb',\s*"id"\s*:\s*(-?[0-9]{1,1024}|"(?:[^"\\]|\\.){0,1022}")\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*\Z'
-)
-
-
-def guess_id(head: bytes, tail: bytes) -> int | str | None:
-    """The `id` of a client's line that was not decoded whole, from its head or its tail.
-
-    A wrong guess reaches nobody but the client that wrote the line.
-    """
-    match = _HEAD_ID.match(head.removeprefix(_BOM)) or _TAIL_ID.search(tail)
-    if match is None or len(match[1]) > MAX_ID_BYTES:
-        return None
-    try:
-        return _decode_scalar(match[1])
-    except msgspec.DecodeError:
-        return None
-
-
-_TRUSTED_HEAD: Final = re.compile(rb'\{"jsonrpc":"2\.0","id":([1-9][0-9]{0,15}),"(?:result|error)":')
-_TRUSTED_TAIL: Final = re.compile(
-    rb',(?:"jsonrpc":"2\.0","id":([1-9][0-9]{0,15})|"id":([1-9][0-9]{0,15}),"jsonrpc":"2\.0")\}\s*\Z'
-)
-
-
-def trusted_id(head: bytes, tail: bytes) -> int | None:
-    """The upstream id of a response of the server that is damaged, too long or too deep.
-
-    Only these spellings prove an `id` to be the message's own and not a part of
-    some text: `{"jsonrpc":"2.0","id":N,"result"` (or `"error"`) at the beginning, and
-    `,"jsonrpc":"2.0","id":N}` (either order) at the end of a line that begins
-    `{"result":` or `{"error":`. If both ends name an id they must agree.
-    """
-    head = head.removeprefix(_BOM)
-    front = _TRUSTED_HEAD.match(head)
-    back = _TRUSTED_TAIL.search(tail)
-    last = int(back[1] or back[2]) if back else None
-    if front:
-        first = int(front[1])
-        return first if last is None or last == first else None
-    return last if head.startswith((b'{"result":', b'{"error":')) else None
-
-
 def salvage_id(line: Block) -> int | None:
     """The upstream id of a response of the server that `decode_line` refused; None if none can be trusted.
 
     The `id` of a `Refusal` is none: it may be a request's of the server's own, or a guess.
     """
-    # Bad UTF-8 moves no bracket: a line with no other fault decodes once it is replaced.
-    line = bytes(line).removeprefix(_BOM)
-    members = decode_members(line if _is_utf8(line) else line.decode(errors="replace").encode())
+    line = bytes(line).removeprefix(BOM)
+    members = _mended(line)
     if members is None:
         return trusted_id(line[:HEAD_KEPT], line[-HEAD_KEPT:])
     id = members.get("id")
     return plain_integer(id) if id is not None and "method" not in members else None
+
+
+def salvage_text(line: Block) -> bytes | None:
+    """As `salvage_id`, where ids are whatever a client chose: the `id` as it is spelled."""
+    line = bytes(line).removeprefix(BOM)
+    members = _mended(line)
+    if members is None:
+        return trusted_text(line[:HEAD_KEPT], line[-HEAD_KEPT:])
+    id = members.get("id")
+    return bytes(id) if id is not None and "method" not in members else None
+
+
+def _mended(line: bytes) -> Members | None:
+    # Bad UTF-8 moves no bracket: a line with no other fault decodes once it is replaced.
+    return decode_members(line if _is_utf8(line) else line.decode(errors="replace").encode())
 
 
 def error_line(

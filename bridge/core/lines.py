@@ -13,8 +13,9 @@ from msgspec import UNSET, UnsetType
 
 from bridge.core import jsonrpc
 from bridge.core.framing import Block, OverlongEnd, OverlongStart
+from bridge.core.glance import guess_id
 from bridge.core.inflight import Client
-from bridge.core.jsonrpc import Call, Id, Refusal, guess_id
+from bridge.core.jsonrpc import Call, Id, Refusal
 from bridge.core.tables import NoticeKind, Tables
 
 REWRITE_ROOM: Final = 64

@@ -127,9 +127,12 @@ class Router:
     @property
     def buffered_all(self) -> int:
         """Bytes the core holds for all clients and children together."""
-        tables = self._tables
-        children = sum(child.framer.buffered for child in tables.children.values())
-        return children + sum(self.buffered(key) for key in tables.clients)
+        return self.buffered_of_servers + sum(self.buffered(key) for key in self._tables.clients)
+
+    @property
+    def buffered_of_servers(self) -> int:
+        """Bytes the core holds of children's unfinished lines."""
+        return sum(child.framer.buffered for child in self._tables.children.values())
 
     def table_sizes(self) -> dict[str, int]:
         """How many entries each table has. All zero once every client is gone."""
@@ -273,23 +276,24 @@ class Router:
         tables.now = now
         child.blocked = False
         era = child.handshake.era
-        if era is not None:
-            self._waiting.resume(era)
         if era is Era.LEGACY:
             self._legacy.writable()
         more = self._downstream.pump(child, room)
+        if era is not None and not more:
+            # Before that it is about to be blocked again, and each client would be read once more every time.
+            self._waiting.resume(era)
         self._downstream.feed_freed()
         return tables.outbox.flush(), more
 
-    def server_closed(self, key: Key, now: float, *, exited: bool = True) -> list[Output]:
+    def server_closed(self, key: Key, now: float, *, exited: bool = True, unread: int = 0) -> list[Output]:
         """A child is gone, and all it wrote has been given to `server_data`.
 
         Every request that was written to it gets its error now; those that wait go to
         the next child, and subscriptions are opened there again. May be closed already.
 
         Args:
-            exited: by itself, with whatever status, and having read what it was asked; False: it was killed
-                by a signal, or failed before it read anything.
+            exited: by itself, with whatever status; False: it was killed by a signal.
+            unread: bytes that were written to it and that it had not read.
         """
         tables = self._tables
         child = tables.children.get(key)
@@ -324,7 +328,7 @@ class Router:
         if era is not None:
             self._waiting.resume(era)
         if seat is not None:
-            self._seats.closed(seat, child, exited=exited)
+            self._seats.closed(seat, child, exited=exited, unread=unread)
         self._downstream.feed_freed()
         return tables.outbox.flush()
 

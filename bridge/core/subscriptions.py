@@ -10,19 +10,15 @@ Spec: 2026-07-28 basic/patterns/subscriptions.
 from __future__ import annotations
 
 import enum
-from typing import Any, Final
+from typing import Final
 
-import msgspec
-from msgspec import UNSET, Raw, Struct, UnsetType, field
+from msgspec import UNSET, Raw, Struct, field
 
 from bridge.core.inflight import Child, Client, Entry, Kind, Logger, id_key
 from bridge.core.jsonrpc import (
-    CLIENT_CAPABILITIES,
-    CLIENT_INFO,
     INVALID_RESPONSE,
     OVERLOADED,
     PROGRESS_TOKEN,
-    PROTOCOL_VERSION,
     SERVER_EXITED,
     SUBSCRIPTION_ID,
     Call,
@@ -37,6 +33,7 @@ from bridge.core.jsonrpc import (
     notification_line,
     result_line,
 )
+from bridge.core.listens import FanOut, Grant, ShareKey, parse_grant, share_key, with_token
 from bridge.core.tables import Tables, short_members
 
 LISTEN: Final = "subscriptions/listen"
@@ -44,10 +41,6 @@ ACKNOWLEDGED: Final = "notifications/subscriptions/acknowledged"
 
 ENDED: Final[Members] = {"reason": Raw(b'"the bridge has ended the subscription"')}
 """Why a listen is cancelled that no client has given up."""
-
-MAX_SHARED_FILTER: Final = 256 * 1024
-"""A filter longer than this, in bytes, is not compared with others: to sort a million URIs holds
-everybody up for seconds."""
 
 MAX_OPENINGS: Final = 3
 """How many children in a row may end before they acknowledge a listen. A listen that
@@ -61,61 +54,6 @@ class State(enum.Enum):
     OPEN = "open"
     REOPENING = "reopening"
     GONE = "gone"
-
-
-class Filter(Struct, frozen=True, forbid_unknown_fields=True):
-    """`params.notifications` of a listen that can be shared."""
-
-    toolsListChanged: bool = False
-    promptsListChanged: bool = False
-    resourcesListChanged: bool = False
-    resourceSubscriptions: list[str] = []
-
-
-class Grant(Struct, frozen=True):
-    """`params.notifications` of an acknowledgement, as far as the bridge must know it."""
-
-    toolsListChanged: bool | None = None
-    promptsListChanged: bool | None = None
-    resourcesListChanged: bool | None = None
-    resourceSubscriptions: list[str] | None = None
-
-    def covers(self, other: Grant) -> bool:
-        """Whether everything the other grants is granted here."""
-        return (
-            bool(self.toolsListChanged) >= bool(other.toolsListChanged)
-            and bool(self.promptsListChanged) >= bool(other.promptsListChanged)
-            and bool(self.resourcesListChanged) >= bool(other.resourcesListChanged)
-            and set(self.resourceSubscriptions or ()) >= set(other.resourceSubscriptions or ())
-        )
-
-    def changes(self) -> list[tuple[str, dict[str, Any]]]:
-        """One change notification, method and params, for each thing that is granted."""
-        kinds = (
-            (self.toolsListChanged, "notifications/tools/list_changed"),
-            (self.promptsListChanged, "notifications/prompts/list_changed"),
-            (self.resourcesListChanged, "notifications/resources/list_changed"),
-        )
-        lists: list[tuple[str, dict[str, Any]]] = [(method, {}) for granted, method in kinds if granted]
-        uris = dict.fromkeys(self.resourceSubscriptions or ())
-        return lists + [("notifications/resources/updated", {"uri": uri}) for uri in uris]
-
-
-class _SharedMeta(Struct, forbid_unknown_fields=True):
-    """`params._meta` of a listen that can be shared: nothing in it is one client's alone."""
-
-    version: str = field(name=PROTOCOL_VERSION)
-    capabilities: Any = field(name=CLIENT_CAPABILITIES)
-    info: Raw | UnsetType = field(default=UNSET, name=CLIENT_INFO)
-
-
-_decode_filter: Final = msgspec.json.Decoder(Filter).decode
-_decode_grant: Final = msgspec.json.Decoder(Grant).decode
-_decode_shared_meta: Final = msgspec.json.Decoder(_SharedMeta).decode
-_canonical: Final = msgspec.json.Encoder(order="deterministic").encode
-
-ShareKey = tuple[bool, bool, bool, bytes, str, bytes]
-"""The URIs as one piece of JSON: a million of them take many times their bytes one by one."""
 
 
 class Holder(Struct, gc=False):
@@ -149,29 +87,6 @@ class Share(Struct, gc=False):
     openings: int = 0
     """Children that ended without an acknowledgement, in a row."""
     logs: bool = False
-
-
-def share_key(params: Members, meta: Meta) -> ShareKey | None:
-    """What two listens must have in common to be one at the server; None if this one is not shared."""
-    if params.keys() != {"_meta", "notifications"} or meta.token is not UNSET or meta.log_level is not UNSET:
-        return None
-    if len(memoryview(params["notifications"])) > MAX_SHARED_FILTER:
-        return None
-    try:
-        wanted = _decode_filter(params["notifications"])
-        shared = _decode_shared_meta(params["_meta"])
-        capabilities = _canonical(shared.capabilities)
-    except (msgspec.DecodeError, RecursionError):
-        return None
-    uris = encoder.encode(sorted(set(wanted.resourceSubscriptions)))
-    return (
-        wanted.toolsListChanged,
-        wanted.promptsListChanged,
-        wanted.resourcesListChanged,
-        uris,
-        shared.version,
-        capabilities,
-    )
 
 
 class Subscriptions:
@@ -266,7 +181,7 @@ class Subscriptions:
         if first.token is not None:
             params = request.params
             assert isinstance(params, dict)
-            params["_meta"] = _with_token(params["_meta"], upstream_id)
+            params["_meta"] = with_token(params["_meta"], upstream_id)
         self._tables.stats.requests += 1
         self._tables.outbox.put(child, Raw(self._tables.codec_down.render(request)))
 
@@ -332,8 +247,8 @@ class Subscriptions:
             # Holders of one share were granted the same, or nearly: each grant is read once.
             before = bytes(holder.granted)
             if before not in covered:
-                granted = _parse_grant(holder.granted)
-                covered[before] = granted if _parse_grant(share.grant).covers(granted) else None
+                granted = parse_grant(holder.granted)
+                covered[before] = granted if parse_grant(share.grant).covers(granted) else None
             granted_before = covered[before]
             if granted_before is not None:
                 self._changed(holder, granted_before)
@@ -478,53 +393,6 @@ class Subscriptions:
             self._tables.abandon(upstream_id, child.inflight[upstream_id], rest)
 
 
-class FanOut:
-    """Writes one notification for many holders: encoded once, with each one's own id put in.
-
-    Holders whose ids are spelled alike get the same object.
-    """
-
-    __slots__ = ("_before", "_behind", "_lines", "_tables")
-
-    def __init__(self, tables: Tables, message: Message, meta: Members) -> None:
-        self._tables = tables
-        self._lines: dict[bytes, Raw] = {}
-        codec = tables.codec_up
-        params = message.params
-        assert isinstance(params, dict)
-        before, behind = _around(meta, SUBSCRIPTION_ID)
-        outer_before, outer_behind = _around(params, "_meta")
-        extra = message.extra if type(message) is OddMessage else {}
-        tail = b"".join(b"," + encoder.encode(name) + b":" + bytes(value) for name, value in extra.items())
-        head = b'{"jsonrpc":"2.0","method":' + encoder.encode(message.method) + b',"params":'
-        self._before = codec.unmark(head + outer_before + before)
-        self._behind = codec.unmark(behind + outer_behind + tail + b"}")
-
-    def send(self, holder: Holder) -> None:
-        """Put the notification for one holder."""
-        id = encoder.encode(holder.id)
-        line = self._lines.get(id)
-        if line is None:
-            line = self._lines[id] = Raw(self._before + id + self._behind)
-        self._tables.stats.notifications_down += 1
-        self._tables.outbox.put(holder.client, line)
-
-
-def _around(members: Members, name: str) -> tuple[bytes, bytes]:
-    """A JSON object's bytes before and behind the value of one of its members."""
-    before: list[bytes] = []
-    behind: list[bytes] = []
-    side = before
-    for key, value in members.items():
-        if key == name:
-            side.append(encoder.encode(key) + b":")
-            side = behind
-        else:
-            side.append(encoder.encode(key) + b":" + bytes(value))
-    first = b"{" + b",".join(before)
-    return first, b"".join(b"," + item for item in behind) + b"}"
-
-
 def _owned(message: Call) -> Call:
     """A copy of a listen that may be kept: nothing in it pins a read buffer."""
     params = message.params
@@ -536,18 +404,5 @@ def _owned(message: Call) -> Call:
     return Call("2.0", message.id, message.method, kept)
 
 
-def _with_token(meta: Raw, upstream_id: int) -> Raw:
-    members = decode_members(meta) or {}
-    members[PROGRESS_TOKEN] = Raw(b"%d" % upstream_id)
-    return Raw(encoder.encode(members))
-
-
 def _raw(id: Id) -> Raw:
     return id if type(id) is Raw else Raw(encoder.encode(id))
-
-
-def _parse_grant(grant: Raw) -> Grant:
-    try:
-        return _decode_grant(grant)
-    except (msgspec.DecodeError, RecursionError):
-        return Grant()

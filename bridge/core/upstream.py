@@ -18,6 +18,7 @@ from bridge.core import jsonrpc
 from bridge.core.downstream import CANCELLED, Downstream
 from bridge.core.era import AWAITING_GREETING, Phase
 from bridge.core.framing import Block, OverlongEnd, OverlongStart
+from bridge.core.glance import trusted_id
 from bridge.core.inflight import Child, Client, Entry, Kind, owners
 from bridge.core.jsonrpc import (
     PROGRESS_TOKEN,
@@ -27,7 +28,6 @@ from bridge.core.jsonrpc import (
     decode_members,
     plain_integer,
     salvage_id,
-    trusted_id,
 )
 from bridge.core.legacy import LegacySessions
 from bridge.core.seats import Seats

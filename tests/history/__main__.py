@@ -38,6 +38,9 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=20_000, help="[%(default)s]")
     parser.add_argument("--seed", type=int, help="[a new one]")
     parser.add_argument("--listen", choices=("unix", "tcp", "both"), default="both", help="[%(default)s]")
+    parser.add_argument(
+        "--sharing", choices=("shared", "auto", "isolated"), default="shared", help="[%(default)s]"
+    )
     parser.add_argument("--round", type=int, help="only this round")
     parser.add_argument(
         "--replacing",
@@ -59,6 +62,7 @@ def main() -> None:
         seed,
         options.requests,
         listen,
+        sharing=options.sharing,
         only=options.round,
         keep=options.keep,
         replacing=options.replacing,

@@ -17,39 +17,26 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import uvloop
 
+from tests.history.breakage import Breakage
+from tests.history.breakage import breakage as _breakage
+from tests.history.breakages_sharing import SHARING
 from tests.history.run import Profile, run
 from tests.support.bridge import ROOT
 
 REQUESTS: Final = 20_000
 """As in the normal test run, in rounds that are judged one by one, so that what is found is found soon."""
+APART_REQUESTS: Final = 5_000
+"""Where each client has a process of its own."""
 PER_ROUND: Final = 5_000
 OFTEN: Final = 0.5
 """Of all that befalls the servers, where a fault shows only when they are replaced."""
 PATIENCE: Final = 10.0
 """Where something is surely broken nobody need wait for long."""
-
-
-@dataclass(frozen=True)
-class Breakage:
-    """One fault: in `file`, `old` becomes `new`. `rules`: what it must be found by, at least one of them.
-
-    `replacing`: how often servers are replaced meanwhile; see `Nemesis`.
-    """
-
-    name: str
-    rules: frozenset[str]
-    edits: tuple[tuple[str, str, str], ...]
-    replacing: float = 0.06
-
-
-def _breakage(name: str, rules: str, *edits: tuple[str, str, str], replacing: float = 0.06) -> Breakage:
-    return Breakage(name, frozenset(rules.split()), edits, replacing)
 
 
 BREAKAGES: Final = (
@@ -249,7 +236,7 @@ BREAKAGES: Final = (
         "listens that ask for different resources are shared",
         "stray-subscription altered",
         (
-            "core/subscriptions.py",
+            "core/listens.py",
             "    uris = encoder.encode(sorted(set(wanted.resourceSubscriptions)))",
             '    uris = b""',
         ),
@@ -370,6 +357,7 @@ BREAKAGES: Final = (
             "",
         ),
     ),
+    *SHARING,
 )
 
 
@@ -400,8 +388,9 @@ def find(breakage: Breakage, seed: int) -> tuple[bool, str]:
             run(
                 Profile(
                     seed,
-                    REQUESTS,
+                    REQUESTS if breakage.sharing == "shared" else APART_REQUESTS,
                     per_round=PER_ROUND,
+                    sharing=breakage.sharing,
                     package=folder,
                     patience=PATIENCE,
                     replacing=breakage.replacing,

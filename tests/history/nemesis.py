@@ -68,6 +68,8 @@ class Nemesis:
         self._replace = replace
         self._replacing = replacing
         self.kills = 0
+        self.killed: set[int] = set()
+        """Process ids."""
         self.replacements = 0
         self.freezes = 0
 
@@ -88,8 +90,7 @@ class Nemesis:
                     continue
                 if self._rng.random() < 0.5:
                     if self._may_kill(era):
-                        self.kills += 1
-                        send(descriptor, signal.SIGKILL)
+                        self._kill(descriptor, pid)
                         if self._rng.random() < self._replacing:
                             # So that it may be back when the new process of the other era is not ready yet.
                             await asyncio.sleep(self._rng.uniform(*BACK))
@@ -101,10 +102,14 @@ class Nemesis:
                     try:
                         await asyncio.sleep(self._rng.choice(FREEZES))
                         if self._rng.random() < 0.2 and self._may_kill(era):
-                            self.kills += 1
-                            send(descriptor, signal.SIGKILL)
+                            self._kill(descriptor, pid)
                     finally:
                         send(descriptor, signal.SIGCONT)
+
+    def _kill(self, descriptor: int, pid: int) -> None:
+        self.kills += 1
+        self.killed.add(pid)
+        send(descriptor, signal.SIGKILL)
 
     def _text(self) -> str:
         return self._lives.read_text(encoding="utf-8") if self._lives.exists() else ""
@@ -117,7 +122,7 @@ class Nemesis:
 
     def _may_kill(self, era: str) -> bool:
         """A death that would cost everybody a long back-off is put off."""
-        return next_delay(starts_of(self._text(), era), time.monotonic()) <= PATIENCE
+        return era == "apart" or next_delay(starts_of(self._text(), era), time.monotonic()) <= PATIENCE
 
 
 def send(descriptor: int, number: signal.Signals) -> None:

@@ -32,8 +32,10 @@ def log(*lines: str) -> list[str]:
     ]
 
 
-def life(*lines: str, name: str = "one", era: str = "modern", dead: bool = False) -> Life:
-    return Life(name, 1000, 0.0, era, dead, parse_log(log(*lines)))
+def life(
+    *lines: str, name: str = "one", era: str = "modern", dead: bool = False, killed: bool = False
+) -> Life:
+    return Life(name, 1000, 0.0, era, dead, parse_log(log(*lines)), killed)
 
 
 def client(*events: Event, number: int = 1, transport: str = "unix", era: str = "modern") -> Connection:
