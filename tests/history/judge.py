@@ -187,7 +187,8 @@ def _read_life(life: Life, facts: Facts, uids: Counter[int], found: list[Violati
             _used(life, fields[0], uids)
             uid, filter, mark = fields
             facts.heard[life.name, uid] = Heard(life, uid, filter, mark, event.at)
-            facts.last_heard[life.name, filter] = int(uid)
+            if not life.apart:  # elsewhere ids are the clients' own
+                facts.last_heard[life.name, filter] = int(uid)
             if mark == "-":
                 shared.setdefault(filter, set()).add(uid)
         elif kind == "K":
