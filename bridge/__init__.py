@@ -21,6 +21,7 @@
 | `core/swap.py` | replacing the servers while they are in use |
 | `core/router.py` | the core's one entrance: a method for each thing that can happen |
 | `core/tables.py`, `core/outbox.py`, `core/stats.py` | the state; the way out; the counters |
+| `core/replay.py` | what is sent once more when its server has ended |
 | `core/restart.py` | when a server is started, again, or given up |
 | `core/pace.py` | how fast processes of single clients are started that end at once |
 | `acceptor.py` | all listeners of a bridge, from binding to closing |

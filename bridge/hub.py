@@ -334,6 +334,11 @@ class Hub:
         if self._unchecked > UNCHECKED:
             self._check_buffers()
 
+    def client_turn(self, key: Key) -> None:
+        if self._pool is not None:
+            self._pool.client_turn(key)
+        self._deliver(self._router.client_turn(key, self._clock()))
+
     def client_eof(self, key: Key) -> None:
         if self._pool is None or self._pool.client_eof(key):
             self._deliver(self._router.client_eof(key, self._clock()))

@@ -196,6 +196,11 @@ class Pool:
         self._sorted(key, sorter.feed(data))
         return False
 
+    def client_turn(self, key: Key) -> None:
+        """It is a client's turn again, if it is one of those that are served here."""
+        if key in self._apart:
+            self._deliver(self._core.client_turn(key, self._loop.time()))
+
     def client_eof(self, key: Key) -> bool:
         """A client has stopped sending."""
         sorter = self._sorters.get(key)

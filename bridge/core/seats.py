@@ -390,7 +390,7 @@ class Seats:
         for queue in list(tables.waiting[era].values()):
             for item in self._waiting.drop(queue):
                 if item.id is not None:
-                    self.refuse(queue.client, item.id, item.method, era, refusal)
+                    self.refuse(queue.client, item.id, item.method, era, refusal, delivered=item.sent)
             if era is Era.LEGACY and queue.client.session is not None and not queue.client.session.open:
                 queue.client.session = None
             self._waiting.after(queue)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.history.client import PATIENCE, Client, Stuck, connect
-from tests.history.flavours import FLAVOURS, Flavour, opened, prober
+from tests.history.flavours import FLAVOURS, Flavour, opened, prober, sharer
 from tests.history.judge import judge
 from tests.history.nemesis import MARK, Nemesis
 from tests.history.record import (
@@ -223,6 +223,8 @@ class Round:
         while sum(client.requests for client in clients) < requests:
             flavour = self._rng.choices([f for f, _ in FLAVOURS], [w for _, w in FLAVOURS])[0]
             era = self._rng.choices(("modern", "legacy"), (6, 4))[0]
+            if flavour is sharer:
+                era = "legacy"
             if self._rng.random() < 0.02:
                 flavour, era = prober, "modern"
             # Where each client costs a process there are to be many of them all the same.
