@@ -12,22 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mcp import Client
-from mcp.client.session import ClientRequestContext
-from mcp_types import (
-    CreateMessageRequestParams,
-    CreateMessageResult,
-    ElicitRequestParams,
-    ElicitResult,
-    ListRootsResult,
-    TextContent,
-)
 
 from tests.real.drivers import node, npm_part
 from tests.real.servers import everything_part, memory_part
 from tests.support.bridge import RunningBridge, running_bridge, wait_until
 from tests.support.client import Message, RawClient, legacy_request, notification
-from tests.support.sdk import socket_transport
 
 pytestmark = pytest.mark.real
 
@@ -196,51 +185,6 @@ async def test_clients_with_a_filesystem_server_each_have_their_own_directories(
             client.client.close()
         left = 0 if "isolated" in options else 1
         await wait_until(lambda: len(bridge.server_pids("server-filesystem")) == left)
-
-
-@pytest.mark.parametrize("options", [("--sharing", "isolated"), ("--sharing", "auto")])
-async def test_sdk_clients_are_asked_for_samples_input_and_roots_by_their_own_server(
-    tmp_path: Path, options: tuple[str, ...]
-) -> None:
-    part = everything_part(tmp_path, "")
-
-    def client(bridge: RunningBridge, name: str) -> Client:
-        async def sample(
-            context: ClientRequestContext, params: CreateMessageRequestParams
-        ) -> CreateMessageResult:
-            text = TextContent(type="text", text=f"sampled by {name}")
-            return CreateMessageResult(role="assistant", content=text, model="none")
-
-        async def elicit(context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
-            return ElicitResult(action="accept", content={"name": name})
-
-        async def roots(context: ClientRequestContext) -> ListRootsResult:
-            return ListRootsResult.model_validate({"roots": [{"uri": f"file:///{name}"}]})
-
-        return Client(
-            socket_transport(bridge.address),
-            mode="legacy",
-            sampling_callback=sample,
-            elicitation_callback=elicit,
-            list_roots_callback=roots,
-        )
-
-    async def ask(client: Client, tool: str, **arguments: Any) -> str:
-        result = await client.call_tool(tool, arguments)
-        return "".join(block.text for block in result.content if isinstance(block, TextContent))
-
-    async with (
-        asyncio.timeout(TIMEOUT),
-        running_bridge(*part.command, options=options, env=part.env, leftover_timeout=10) as bridge,
-        client(bridge, "ada") as ada,
-        client(bridge, "bob") as bob,
-    ):
-        for one, name in ((ada, "ada"), (bob, "bob")):
-            assert f"sampled by {name}" in await ask(
-                one, "trigger-sampling-request", prompt="hi", maxTokens=5
-            )
-            assert f'"name": "{name}"' in await ask(one, "trigger-elicitation-request")
-            assert f"file:///{name}" in await ask(one, "get-roots-list")
 
 
 async def test_a_shared_server_that_asks_its_client_gets_an_error_and_no_client_hears_of_it(
