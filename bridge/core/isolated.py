@@ -96,7 +96,7 @@ class Isolated(FromClients, FromServers):
         if pair is None:
             return 0
         child = 0 if pair.child is None else pair.child.framer.buffered
-        return pair.client.framer.buffered + pair.queue.bytes + child
+        return pair.client.unread + pair.queue.bytes + child
 
     def table_sizes(self) -> dict[str, int]:
         """How many entries each table has. All zero once every client is gone."""
@@ -123,6 +123,15 @@ class Isolated(FromClients, FromServers):
             return []
         self._tables.now = now
         self.data(pair.client, data)
+        return self._tables.outbox.flush()
+
+    def client_turn(self, key: Key, now: float) -> list[Output]:
+        """Go on with what a client wrote: see `Control.TURN`. May be closed already."""
+        pair = self._pairs.get(key)
+        if pair is None:
+            return []
+        self._tables.now = now
+        self.turn(pair.client)
         return self._tables.outbox.flush()
 
     def client_eof(self, key: Key, now: float) -> list[Output]:
@@ -168,6 +177,7 @@ class Isolated(FromClients, FromServers):
         tables = self._tables
         del self._pairs[pair.client.key]
         pair.queue.clear()
+        pair.queue.paused = False  # nobody is there to read on
         child = pair.child
         if child is None:
             return
@@ -263,6 +273,7 @@ class Isolated(FromClients, FromServers):
         child = pair.child
         assert child is not None
         child.closing = True
+        child.blocked = True  # whatever its last words set free is not written to it any more
         for segment in child.framer.finish():
             if type(segment) is not OverlongEnd and not self._is_cut_off(segment):
                 self._segment(pair, child, segment)

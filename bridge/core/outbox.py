@@ -22,6 +22,7 @@ class Control(enum.Enum):
 
     PAUSE = "stop reading"
     RESUME = "read on"
+    TURN = "read on only behind `client_turn`, which is to be called when others have had their turn"
 
 
 Output: TypeAlias = "tuple[Key, bytes | Control]"
@@ -72,7 +73,7 @@ class Outbox:
         return lane.out
 
     def control(self, lane: Lane, what: Control) -> None:
-        """Have the shell stop or go on reading from a client."""
+        """Have the shell stop or go on reading from a client, now or in a while."""
         self._controls.append((lane.key, what))
 
     def close(self, lane: Lane) -> None:

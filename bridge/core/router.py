@@ -92,6 +92,11 @@ class Router:
         return found is not None and self._seats.swaps.is_new(found)
 
     @property
+    def replacing(self) -> bool:
+        """Whether new processes are being made ready to replace those that serve."""
+        return self._seats.swaps.current is not None
+
+    @property
     def in_flight(self) -> int:
         """Requests at the servers, the bridge's own and open subscriptions not counted."""
         return sum(len(client.inflight) for client in self._tables.clients.values())
@@ -117,7 +122,10 @@ class Router:
         queued = sum(queue.bytes + len(queue) * QUEUED_ROOM for queue in client.waiting.values())
         kept = sum(holder.share.size for holder in client.holders.values())
         subscribed = 0 if client.session is None else held_bytes(client.session)
-        return client.framer.buffered + queued + kept + subscribed
+        if self._tables.limits.replay_safe:
+            again = [entry.again for entry in client.inflight.values() if entry.again is not None]
+            kept += sum(len(item.line) + QUEUED_ROOM for item in again)
+        return client.unread + queued + kept + subscribed
 
     @property
     def buffered_all(self) -> int:
@@ -184,6 +192,16 @@ class Router:
             return []
         tables.now = now
         self._downstream.data(client, data)
+        return tables.outbox.flush()
+
+    def client_turn(self, key: Key, now: float) -> list[Output]:
+        """Go on with what a client wrote: see `Control.TURN`. May be closed already."""
+        tables = self._tables
+        client = tables.clients.get(key)
+        if client is None:
+            return []
+        tables.now = now
+        self._downstream.turn(client)
         return tables.outbox.flush()
 
     def client_eof(self, key: Key, now: float) -> list[Output]:
@@ -305,6 +323,7 @@ class Router:
             del tables.served[era]
         self._upstream.finish(child)
         tables.stats.children_closed += 1
+        kept = self._put_back(child)
         for upstream_id, entry in list(child.inflight.items()):
             if entry.kind is Kind.REQUEST and entry.client is not None and entry.id is not None:
                 entry.client.inflight.pop(upstream_id, None)
@@ -324,8 +343,28 @@ class Router:
             self._waiting.resume(era)
         if seat is not None:
             self._seats.closed(seat, child, exited=exited, unread=unread)
+        for client in kept:
+            self._downstream.feed(client)  # another process may be there already
+        if kept and era is not None and era not in tables.served and self._seats.wanted(era):
+            self._seats.need(era)
         self._downstream.feed_freed()
         return tables.outbox.flush()
+
+    def _put_back(self, child: Child) -> list[Client]:
+        """Have what may be sent again wait in its old order; return whose it is."""
+        tables = self._tables
+        era = child.handshake.era
+        clients: dict[Key, Client] = {}
+        if not tables.limits.replay_safe or era is None or tables.stopping or self._seats.refusal(era):
+            return []
+        for upstream_id, entry in reversed(list(child.inflight.items())):
+            client, again = entry.client, entry.again
+            if client is not None and again is not None and self._waiting.put_back(client, era, again):
+                del client.inflight[upstream_id]
+                del child.inflight[upstream_id]
+                tables.stats.replayed += 1
+                clients[client.key] = client
+        return [*clients.values()]
 
     def server_exhausted(self, seat: int, now: float) -> list[Output]:
         """The process of a seat cannot be kept alive, and the bridge goes on without it for a while."""
@@ -338,6 +377,8 @@ class Router:
 
     def replace_servers(self, now: float) -> list[Output]:
         """Start a new process for each era that is served; once all are ready, they are the servers.
+
+        An era that comes to be served meanwhile is waited for, too.
 
         The old ones then answer what they were sent, and are stopped. Ends with a notice:
         SWAPPED or SWAP_FAILED. While one replacement is under way, one more is remembered.

@@ -69,6 +69,8 @@ class Limits(Struct, frozen=True):
     paused_lines: int = 64
     turn_bytes: int = 16 * 1024
     """What one client may move into stdin before it is the next one's turn."""
+    replay_safe: bool = False
+    """What only reads is sent once more when its server ended before it answered."""
     broadcast_logs: bool = False
     """Log notifications that several clients could have asked for go to each of them: a leak."""
     era: Era | None = None

@@ -43,6 +43,19 @@ class Waiting:
             queue.paused = True
         return True
 
+    def put_back(self, client: Client, era: Era, item: Queued) -> bool:
+        """Have a request wait in front of everything else of its client; False if the queue is full."""
+        tables = self._tables
+        limits = tables.limits
+        queue = client.waiting.get(era)
+        if queue is None:
+            queue = client.waiting[era] = tables.waiting[era][client.key] = Queue(client, era)
+        elif len(queue) >= limits.max_queued or queue.bytes + len(item.line) > limits.max_queued_bytes:
+            return False
+        queue.put_back(item)
+        tables.queued_bytes += len(item.line)
+        return True
+
     def pop(self, queue: Queue) -> Queued:
         """Take the line whose turn it is. The caller then calls `after`."""
         item = queue.pop()
@@ -139,6 +152,6 @@ class Waiting:
 
     def _refuse(self, client: Client, item: Queued, code: int, message: str, reason: str) -> None:
         if item.id is not None:
-            self._tables.refuse(client, item.id, code, message, reason)
+            self._tables.refuse(client, item.id, code, message, reason, delivered=item.sent)
             if item.opens:
                 client.session = None

@@ -77,7 +77,9 @@ class Side:
 
     def took(self, outputs: list[Output]) -> None:
         for key, data in outputs:
-            if not isinstance(data, Control):
+            if data is Control.TURN:
+                self.took(self.router.client_turn(key, self.now))
+            elif not isinstance(data, Control):
                 self.written[key] += data
 
     def join(self, name: str) -> None:

@@ -349,10 +349,7 @@ async def subscriber(client: Client, requests: int) -> None:
 
 
 async def sharer(client: Client, requests: int) -> None:
-    """Subscribes, sets levels and makes tasks, as many others do in the same session."""
-    if client.connection.era == "modern":
-        await subscriber(client, requests)
-        return
+    """A legacy client that subscribes, sets levels and makes tasks, as many others do in the same session."""
     rng = client.rng
     if client.style == "same":
         client.style = "count"

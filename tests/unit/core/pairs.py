@@ -92,6 +92,10 @@ class Pairs:
         data = b"".join(map(line, lines))
         return self._outcome(self.core.client_data(self._keys[name], data, self.now))
 
+    def turn(self, name: str) -> PairOutcome:
+        """The others have had their turn."""
+        return self._outcome(self.core.client_turn(self._keys[name], self.now))
+
     def eof(self, name: str) -> PairOutcome:
         return self._outcome(self.core.client_eof(self._keys[name], self.now))
 

@@ -317,6 +317,10 @@ class Scenario:
         data = b"".join(map(line, lines))
         return self._outcome(self.router.client_data(self._keys[name], data, self.now))
 
+    def turn(self, name: str) -> Outcome:
+        """The others have had their turn."""
+        return self._outcome(self.router.client_turn(self._keys[name], self.now))
+
     def eof(self, name: str) -> Outcome:
         return self._outcome(self.router.client_eof(self._keys[name], self.now))
 

@@ -8,6 +8,7 @@ import pytest
 
 from bridge.core import pair_servers
 from bridge.core.era import LEGACY_VERSIONS
+from bridge.core.lines import TURN_LINES
 from bridge.core.outbox import Control
 from bridge.core.tables import NoticeKind
 from tests.unit.core.pairs import Pairs
@@ -234,6 +235,15 @@ def test_a_client_is_not_read_while_its_process_does_not_read_and_much_waits() -
     s.unblock("a").expect(a=legacy(3))
 
 
+def test_a_client_with_a_long_queue_is_read_when_its_process_reads_and_its_window_is_full() -> None:
+    s = started(paused_lines=1, max_in_flight=1)
+    s.block("a")
+    s.client("A", legacy(1), legacy(2), legacy(3), legacy(4)).expect(A=Control.PAUSE)
+    out = s.unblock("a")
+    out.expect(A=Control.RESUME, a=legacy(1))
+    assert not out.more
+
+
 def test_a_client_that_is_not_read_is_read_again_when_its_process_is_gone() -> None:
     s = started(paused_lines=1)
     s.block("a")
@@ -368,6 +378,23 @@ def test_a_server_that_gives_up_what_nobody_knows_is_passed_on() -> None:
     s.client("A", legacy("x"))
     s.server("a", cancelled("x"), cancelled("y")).expect(A=[cancelled("x"), cancelled("y")])
     assert s.sizes["in_flight"] == 1
+
+
+def test_what_the_last_words_of_a_process_set_free_was_never_sent_to_it() -> None:
+    s = started(max_in_flight=1)
+    s.client("A", legacy(1), legacy(2)).expect(a=legacy(1))
+    s.server("a", line(result(1))[:-1]).expect()
+    s.crash("a").expect(A=[result(1), refusal(-31001, "server_exited", id=2), CLOSE])
+
+
+def test_nobody_is_told_to_read_on_who_is_gone() -> None:
+    s = started(paused_lines=1)
+    s.client("A", legacy(1))
+    s.block("a")
+    s.client("A", legacy(2), legacy(3)).expect(A=Control.PAUSE)
+    s.leave("A").expect(a=left(1), STOPS="a")
+    s.server("a", line(result(1))[:-1]).expect()
+    s.crash("a").expect()
 
 
 def test_a_line_that_is_nothing_is_nobodys() -> None:
@@ -663,3 +690,13 @@ def test_a_client_over_tcp_that_is_none_is_cut_at_its_first_byte() -> None:
     s.client("A", b"GET").expect(A=[refusal(-32700, "parse_error"), CLOSE])
     assert s.core.attention.due
     assert s.core.attention.due
+
+
+def test_many_lines_that_take_a_look_each_are_looked_at_in_turns() -> None:
+    s = Pairs("A")
+    no = refusal(-32600, "invalid_request")
+    s.client("A", b"{}\n" * (TURN_LINES + 2) + line(legacy(1))).expect(A=[*[no] * TURN_LINES, Control.TURN])
+    assert s.core.buffered(s._keys["A"]) == 6 + len(line(legacy(1)))
+    s.turn("A").expect(NEEDS="A", A=[no, no])
+    s.leave("A").expect()
+    s.turn("A").expect()
