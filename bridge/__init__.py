@@ -21,14 +21,16 @@
 | `core/swap.py` | replacing the servers while they are in use |
 | `core/router.py` | the core's one entrance: a method for each thing that can happen |
 | `core/tables.py`, `core/outbox.py`, `core/stats.py` | the state; the way out; the counters |
+| `core/replay.py` | what is sent once more when its server has ended |
 | `core/restart.py` | when a server is started, again, or given up |
+| `core/pace.py` | how fast processes of single clients are started that end at once |
 | `acceptor.py` | all listeners of a bridge, from binding to closing |
 | `listener.py`, `socket_file.py`, `activation.py` | listening sockets: a path's, TCP's, systemd's |
 | `peers.py`, `hangup.py` | who may connect; hang-ups told from half-closes |
 | `client.py` | one connection |
 | `child.py`, `process.py`, `pipes.py`, `guard.py` | the server process; nothing of it is left behind |
 | `supervisor.py` | carries out what the restart policy decides |
-| `pool.py` | server processes of clients that have one each, and spare ones |
+| `pool.py`, `turns.py` | server processes of clients that have one each, and spare ones; who waits for one |
 | `hub.py` | joins all of these; the running bridge |
 | `lifecycle.py`, `signals.py` | when it ends: signals, the service manager, being PID 1 |
 | `notify.py`, `watchdog.py`, `reaper.py` | what systemd is told; a loop that hangs; orphans |

@@ -46,6 +46,9 @@ class ClientOwner(Protocol):
     def client_data(self, key: Key, data: bytes) -> None:
         """It sent bytes, cut anywhere."""
 
+    def client_turn(self, key: Key) -> None:
+        """It is its turn again: see `Control.TURN`."""
+
     def client_eof(self, key: Key) -> None:
         """It stopped sending and may still read."""
 
@@ -80,6 +83,7 @@ class ClientConnection(asyncio.Protocol):
         "_paused",
         "_timer",
         "_transport",
+        "_turn_owed",
         "_yielding",
         "congested",
         "key",
@@ -98,6 +102,7 @@ class ClientConnection(asyncio.Protocol):
         self._gone = False
         self._half_closed = False
         self._paused = False
+        self._turn_owed = False
         self._yielding = False
         self.key: Key | None = None
         self.congested = False
@@ -194,6 +199,9 @@ class ClientConnection(asyncio.Protocol):
         if what is Control.PAUSE:
             self._paused = True
             transport.pause_reading()
+        elif what is Control.TURN:
+            self._turn_owed = True
+            self._yield_turn()
         else:
             self._paused = False
             if not self._yielding:
@@ -251,14 +259,22 @@ class ClientConnection(asyncio.Protocol):
 
     def _yield_turn(self) -> None:
         """Let the others be read before more is read from here."""
-        if self._transport is not None and not (self._closing or self._paused or self._yielding):
+        if self._transport is None or self._closing or self._yielding:
+            return
+        if self._turn_owed or not self._paused:
             self._yielding = True
             self._transport.pause_reading()
             asyncio.get_running_loop().call_soon(self._take_turn)
 
     def _take_turn(self) -> None:
         self._yielding = False
-        if self._transport is not None and not (self._closing or self._paused):
+        if self._turn_owed and not self._closing:
+            self._turn_owed = False
+            try:
+                self._owner.client_turn(self.key)  # type: ignore[arg-type]  # set, or it is closing
+            except Exception:
+                self._fail()
+        if self._transport is not None and not (self._closing or self._paused or self._yielding):
             self._transport.resume_reading()
 
     def _set_timer(self, seconds: float) -> None:

@@ -30,7 +30,7 @@ from bridge.lifecycle import Lifecycle
 from bridge.listener import Listener
 from bridge.logs import LogWriter, RateLimit, StderrRelay, printable
 from bridge.supervisor import Supervisor
-from bridge.tuning import most_connections
+from bridge.tuning import give_memory_back, most_connections
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,6 +53,10 @@ COLLECTED: Final = 64 * 1024
 
 UNCHECKED: Final = 4 * 1024 * 1024
 """How many bytes may come in before all buffers are added up, whether anybody is slow to read or not."""
+
+SWOLLEN: Final = 32 * 1024 * 1024
+"""When all buffers together have held more than so many bytes, the memory is given back once they are empty:
+the allocator would keep what lies below anything that is still in use."""
 
 LEVELS: Final = {
     NoticeKind.ERA_REFUSED: logging.INFO,
@@ -118,6 +122,7 @@ class Hub:
         self._collected = 0
         self._flushing = False
         self._alone = False
+        self._swollen = False
         self._last_key = 0
         self._children: dict[int, ServerPort] = {}
         self._ever_ready = False
@@ -337,6 +342,11 @@ class Hub:
             self._crowded = False  # nothing was gained
         self._deliver(self._router.flush())
 
+    def client_turn(self, key: Key) -> None:
+        if self._pool is not None:
+            self._pool.client_turn(key)
+        self._deliver(self._router.client_turn(key, self._clock()))
+
     def client_eof(self, key: Key) -> None:
         if self._pool is None or self._pool.client_eof(key):
             self._deliver(self._router.client_eof(key, self._clock()))
@@ -394,9 +404,8 @@ class Hub:
 
     def server_ended(self, seat: int, child: Child) -> None:
         port = self._children[seat]
-        # Who has not even read what it was asked did not exit because of it.
-        exited = child.status is not None and child.status >= 0 and not child.unread
-        self._deliver(self._router.server_closed(port.key, self._clock(), exited=exited))
+        exited = child.status is not None and child.status >= 0
+        self._deliver(self._router.server_closed(port.key, self._clock(), exited=exited, unread=child.unread))
         del self._ports[port.key]
         del self._children[seat]
         if seat not in self._router.seats:
@@ -533,7 +542,12 @@ class Hub:
         if pool is not None:
             pool.tick()
         self._enforce()
-        if self._congested or self._router.needs_tick or (pool is not None and pool.needs_tick):
+        if (
+            self._congested
+            or self._swollen
+            or self._router.needs_tick
+            or (pool is not None and pool.needs_tick)
+        ):
             self._tick_soon()
 
     def _check_buffers(self) -> None:
@@ -551,9 +565,11 @@ class Hub:
         limit = self._settings.max_buffered
         while True:
             held = {key: c.unread + self._buffered(key) for key, c in self._connections.items()}
-            total = sum(held.values()) + sum(port.child.unsent for port in self._children.values())
+            total = sum(held.values()) + self._router.buffered_of_servers
+            total += sum(port.child.unsent for port in self._children.values())
             if self._pool is not None:
                 total += self._pool.unsent
+            self._weigh(total)
             if total <= limit or not held:
                 return
             key = max(held, key=held.__getitem__)
@@ -561,3 +577,13 @@ class Hub:
                 return
             _log.warning("client %d was cut: of %d bytes in all buffers it had %d", key, total, held[key])
             self._connections.pop(key).abort()
+
+    def _weigh(self, total: int) -> None:
+        """Give memory back to the system when much was held and little is."""
+        if total > SWOLLEN:
+            self._swollen = True
+            self._tick_soon()
+        elif self._swollen and total < SWOLLEN // 4:
+            self._swollen = False
+            # Not from within: who was cut a moment ago still holds what it was to be sent.
+            self._loop.call_later(TICK, give_memory_back)

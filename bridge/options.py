@@ -78,6 +78,7 @@ def parse(argv: list[str]) -> Settings:
         start_timeout=given.start_timeout,
         linger=given.linger,
         swap_drain=given.swap_drain,
+        replay_safe=given.replay == "safe",
         request_timeout=given.request_timeout,
         broadcast_logs=given.ambiguous_logs == "broadcast",
         era=None if given.era == "auto" else Era(given.era),
@@ -227,6 +228,13 @@ def _parser() -> argparse.ArgumentParser:
         "--server-stderr", "its stderr. relay: each line marked [server]", "relay", "inherit", "null"
     )
     group.choice("--restart", "start it again when it ends; never: the bridge ends too", "always", "never")
+    group.choice(
+        "--replay",
+        "requests of a shared server that ends before it answers. off: they get -31001; safe: those that "
+        "only read are sent once more to the next one",
+        "off",
+        "safe",
+    )
     group.value("--max-restarts", "N", "failed starts in a row that end the bridge with status 1", _count, 5)
     group.value(
         "--restart-wait",

@@ -13,9 +13,11 @@ from typing import Final, Protocol
 
 from bridge.child import Child, spawn
 from bridge.config import Settings
+from bridge.core.era import INITIALIZE
 from bridge.core.isolated import Isolated
 from bridge.core.jsonrpc import Codec
 from bridge.core.outbox import Control, Key, Output
+from bridge.core.pace import Pace
 from bridge.core.sorting import Sorted, Sorter
 from bridge.core.tables import NoticeKind
 from bridge.errors import SpawnError
@@ -23,6 +25,7 @@ from bridge.guard import Guard
 from bridge.hangup import HangupWatch
 from bridge.logs import RateLimit, StderrRelay, printable
 from bridge.tuning import restore_descriptor_limit
+from bridge.turns import Turns
 
 _log = logging.getLogger("bridge.server")
 
@@ -62,7 +65,7 @@ class PoolOwner(Protocol):
 class Process:
     """One server process and whose it is; where the core's output for it goes."""
 
-    __slots__ = ("child", "client", "early", "key", "pool", "pumping", "stopping")
+    __slots__ = ("child", "client", "early", "key", "pool", "pumping", "spoke", "stopping")
 
     def __init__(self, pool: Pool, key: Key) -> None:
         self.pool = pool
@@ -73,6 +76,7 @@ class Process:
         self.early = bytearray()
         """What it wrote while it was."""
         self.pumping = False
+        self.spoke = False
         self.stopping = False
 
     # --- As a port
@@ -137,8 +141,7 @@ class Pool:
         self._processes: dict[Key, Process] = {}
         self._spares: OrderedDict[Key, Process] = OrderedDict()
         self._starting: dict[Key, asyncio.Task[None]] = {}
-        self._waiting: OrderedDict[Key, None] = OrderedDict()
-        """Clients that wait until a process that is being stopped has gone."""
+        self._turns = Turns(self._go_on)
         self._ends: set[asyncio.Task[None]] = set()
         self._ever_started = False
         self._stopping = False
@@ -196,6 +199,11 @@ class Pool:
         self._sorted(key, sorter.feed(data))
         return False
 
+    def client_turn(self, key: Key) -> None:
+        """It is a client's turn again, if it is one of those that are served here."""
+        if key in self._apart:
+            self._deliver(self._core.client_turn(key, self._loop.time()))
+
     def client_eof(self, key: Key) -> bool:
         """A client has stopped sending."""
         sorter = self._sorters.get(key)
@@ -209,7 +217,7 @@ class Pool:
     def client_gone(self, key: Key) -> bool:
         """A client is gone. May come twice."""
         self._sorters.pop(key, None)
-        self._waiting.pop(key, None)
+        self._turns.drop(key)
         if key in self._apart:
             self._apart.discard(key)
             self._deliver(self._core.client_closed(key, self._loop.time()))
@@ -241,6 +249,10 @@ class Pool:
                 self._stop(process)
             return
         self._deliver(self._core.server_data(process.key, data, self._loop.time()))
+        if not process.spoke and self._core.spoke(process.key):
+            process.spoke = True
+            if self._turns.spoke(process.key):
+                self._go_on()
 
     def blocked(self, process: Process) -> None:
         """A process takes no more for now."""
@@ -275,37 +287,41 @@ class Pool:
             exited = child.status is not None and child.status >= 0 and not child.unread
             now = self._loop.time()
             self._deliver(self._core.server_closed(process.key, now, exited=exited))
+        self._turns.ended(process.key)
         self._owner.pool_port(process.key, None)
         if spare:
             self._spare_later()
         self._go_on()
-
-    def _need(self, client: Key) -> None:
-        """A client needs a process."""
-        if self._stopping:
-            return
-        if self._spares:
-            _, process = self._spares.popitem(last=False)
-            self._spare_delay = SPARE_BASE_S
-            self._give(process, client)
-            self._refill()
-        elif self._has_room:
-            self._begin(client)
-        elif any(process.stopping for process in self._processes.values()):
-            self._waiting[client] = None
-        else:
-            self._deliver(self._core.server_failed(client, self._loop.time(), full=True))
 
     @property
     def _has_room(self) -> bool:
         return len(self._processes) + len(self._starting) < self._settings.max_children
 
     def _go_on(self) -> None:
-        """There is room for a process."""
-        while self._waiting and self._has_room and not self._stopping:
-            client, _ = self._waiting.popitem(last=False)
-            self._begin(client)
+        """Something has changed: whoever waits and whose turn it is has a process now, or is refused."""
+        if self._stopping:
+            return
+        for client, pace in self._turns.due():
+            now = self._loop.time()
+            if not self._core.still_needed(client):
+                self._turns.drop(client)
+            elif self._spares or self._has_room:
+                self._turns.drop(client)
+                self._serve(client, pace, now)
+            elif not any(process.stopping for process in self._processes.values()):
+                self._turns.drop(client)
+                self._deliver(self._core.server_failed(client, now, full=True))
         self._refill()
+
+    def _serve(self, client: Key, pace: Pace, now: float) -> None:
+        """There is a process for a client."""
+        if self._spares:
+            _, process = self._spares.popitem(last=False)
+            self._spare_delay = SPARE_BASE_S
+            pace.started(process.key, now)
+            self._give(process, client)
+        else:
+            pace.started(self._begin(client), now)
 
     def _refill(self) -> None:
         wanted = self._settings.spare - len(self._spares) - sum(1 for key in self._starting if key < 0)
@@ -323,12 +339,13 @@ class Pool:
         self._spare_timer = None
         self._refill()
 
-    def _begin(self, client: Key | None) -> None:
-        """Start a process, for a client or as a spare one."""
+    def _begin(self, client: Key | None) -> Key:
+        """Start a process, for a client or as a spare one; its key."""
         process = Process(self, self._owner.new_key())
         # Spare ones are told by the sign; a client waits for one start at most.
         name = Key(-process.key) if client is None else process.key
         self._starting[name] = self._loop.create_task(self._start(name, process, client))
+        return process.key
 
     async def _start(self, name: Key, process: Process, client: Key | None) -> None:
         settings = self._settings
@@ -345,7 +362,7 @@ class Pool:
             )
         except SpawnError as error:
             del self._starting[name]
-            self._failed(error, client)
+            self._failed(error, process.key, client)
             return
         del self._starting[name]
         self._ever_started = True
@@ -358,15 +375,9 @@ class Pool:
             self._stop(process)
         elif client is None:
             self._spares[process.key] = process
-            self._take_spare()
+            self._go_on()  # a client may have come to wait meanwhile
         else:
             self._give(process, client)
-
-    def _take_spare(self) -> None:
-        """A client may have come to wait while the spare process was started."""
-        if self._waiting:
-            client, _ = self._waiting.popitem(last=False)
-            self._need(client)
 
     def _give(self, process: Process, client: Key) -> None:
         """A process is a client's from now on."""
@@ -382,16 +393,18 @@ class Pool:
         if process.child.ending:
             self._core.server_blocked(process.key)
 
-    def _failed(self, error: SpawnError, client: Key | None) -> None:
+    def _failed(self, error: SpawnError, key: Key, client: Key | None) -> None:
         if not self._ever_started and not self._stopping and self._settings.sharing == "isolated":
             # A wrong command is the operator's mistake, and waiting does not mend it.
             self._owner.server_given_up(error.exit_code, str(error))
             return
         _log.warning("the server could not be started: %s", printable(str(error)))
+        self._turns.failed(key)
         if client is None:
             self._spare_later()
         else:
             self._deliver(self._core.server_failed(client, self._loop.time()))
+        self._go_on()
 
     def _stop(self, process: Process) -> None:
         if process.child is not None and not process.stopping:
@@ -403,8 +416,12 @@ class Pool:
 
     def replace(self) -> None:
         """The server is to be another one from now on: spare processes go; clients keep theirs."""
+        _log.info("SIGHUP: clients that have a server process keep it; whoever comes has another")
         for process in list(self._spares.values()):
             self._stop(process)
+        self._core.forget_eras()
+        self._turns.forget()
+        self._go_on()
 
     # --- Time and the end
 
@@ -425,6 +442,7 @@ class Pool:
         self._stopping = True
         if self._spare_timer is not None:
             self._spare_timer.cancel()
+        self._turns.stop()
         while self._starting:
             # A spawn is awaited, not cancelled: what it started must be ended in order.
             await asyncio.wait(list(self._starting.values()))
@@ -442,7 +460,10 @@ class Pool:
 
     def _attend(self, kind: NoticeKind, key: Key, detail: bytes) -> None:
         if kind is NoticeKind.NEED_CHILD:
-            self._need(key)
+            self._turns.add(key, handshake=detail == INITIALIZE.encode())
+            self._go_on()
+        elif kind is NoticeKind.CHILD_FAILED:
+            self._turns.failed(key)
         elif kind is NoticeKind.RETIRE_CHILD:
             process = self._processes.get(key)
             if process is not None:

@@ -37,6 +37,7 @@ from bridge.core.jsonrpc import (
 )
 from bridge.core.legacy import OWN, PING, LegacySessions
 from bridge.core.lines import REWRITE_ROOM, ClientLines
+from bridge.core.replay import KEPT, is_safe
 from bridge.core.seats import Seats
 from bridge.core.subscriptions import LISTEN, Subscriptions
 from bridge.core.tables import LEFT, NoticeKind, Tables, short_members
@@ -147,6 +148,7 @@ class Downstream(ClientLines):
             measured
             or client.waiting
             or tables.stopping
+            or tables.limits.replay_safe  # what may be sent again is kept
             or len(inflight) + len(messages) > tables.limits.max_in_flight
         ):
             for message in messages:
@@ -243,7 +245,9 @@ class Downstream(ClientLines):
         if tables.stopping:
             tables.refuse(client, id, jsonrpc.SHUTTING_DOWN, "the bridge is shutting down", "shutting_down")
             return
-        modern = meta.version is not UNSET or method == DISCOVER
+        # Either era has one method that is its own whatever `_meta` says: a server that is sent `initialize`
+        # is a legacy one from then on, for all.
+        modern = method == DISCOVER or (meta.version is not UNSET and method != INITIALIZE)
         era = Era.MODERN if modern else Era.LEGACY
         refusal = None if not modern and method == PING else self._seats.refusal(era)
         if refusal is not None:
@@ -294,14 +298,33 @@ class Downstream(ClientLines):
         return size > self._tables.limits.max_request
 
     def _pass(
-        self, client: Client, child: Child, message: Call, id: Id, method: str, meta: Meta, modern: bool
+        self,
+        client: Client,
+        child: Child,
+        message: Call,
+        id: Id,
+        method: str,
+        meta: Meta,
+        modern: bool,
+        waited: Queued | None = None,
     ) -> None:
-        """A request's turn has come: send it, unless it is carried out together with others' or refused."""
+        """A request's turn has come: send it, unless it is carried out together with others' or refused.
+
+        Args:
+            waited: what it was in its client's queue, if it was there.
+        """
+        again = None
+        if self._tables.limits.replay_safe and not (waited is not None and waited.sent) and is_safe(message):
+            line = self._tables.codec_down.render(message) if waited is None else waited.line
+            if len(line) <= KEPT:
+                arrived_at = self._tables.now if waited is None else waited.arrived_at
+                again = Queued(line, id, arrived_at, method, sent=True)
         if modern:
-            self._send(client, child, message, meta)
+            self._send(client, child, message, meta).again = again
         elif not self._legacy.takes(client, child, message, id, method):
             interest = self._legacy.tasks.interest(child, message, method)
             entry = self._send(client, child, message, meta)
+            entry.again = again
             if interest is not None:
                 entry.noted = True
                 child.interests[self._tables.last_id] = interest
@@ -471,7 +494,7 @@ class Downstream(ClientLines):
             elif item.listen:
                 self._subscriptions.listen(client, message, meta, child)
             else:
-                self._pass(client, child, message, item.id, item.method, meta, queue.era is MODERN)
+                self._pass(client, child, message, item.id, item.method, meta, queue.era is MODERN, item)
         return sent
 
     def _decoded(self, item: Queued) -> Call:
@@ -504,6 +527,7 @@ class Downstream(ClientLines):
             fruitless = 0 if sent else fruitless + 1
             if queue:
                 waiting.move_to_end(queue.client.key)
+                self._waiting.shortened(queue)
             else:
                 self._waiting.after(queue)
         child.pumping = False

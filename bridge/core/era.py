@@ -173,7 +173,7 @@ class Handshake:
             no silence, says otherwise.
     """
 
-    __slots__ = ("_version", "deadline", "decided", "phase")
+    __slots__ = ("_version", "behind_probe", "deadline", "decided", "phase")
 
     def __init__(self, *, version: str, decided: Era | None = None) -> None:
         self._version = version
@@ -181,6 +181,9 @@ class Handshake:
         self.phase = Phase.FRESH
         self.deadline: float | None = None
         """When the child has been silent for too long; whoever asked it sets it."""
+        self.behind_probe = 0
+        """Bytes that were written behind an unanswered probe: a child that exits on the probe may leave them
+        unread."""
 
     @property
     def era(self) -> Era | None:
@@ -215,7 +218,10 @@ class Handshake:
             "capabilities": {},
             "clientInfo": {"name": "mcp-bridge", "version": self._version},
         }
-        return request_line(upstream_id, INITIALIZE, params)
+        line = request_line(upstream_id, INITIALIZE, params)
+        if self.phase is Phase.OVERTAKING:
+            self.behind_probe = len(memoryview(line)) + 1
+        return line
 
 
 _SERVED: Final = {Phase.MODERN: Era.MODERN, Phase.LEGACY: Era.LEGACY}

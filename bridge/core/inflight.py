@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Raw, Struct, field
 
-from bridge.core.framing import LineFramer
+from bridge.core.framing import LineFramer, Segment
 from bridge.core.jsonrpc import Id
 from bridge.core.outbox import Key, Lane
 
@@ -62,6 +62,8 @@ class Entry(Struct, gc=False):
     """Of a listen: the subscription it opened."""
     noted: bool = False
     """Whether the child's `loggers` or `interests` know of it."""
+    again: Queued | None = None
+    """What is sent again if the child ends without an answer; see `replay.py`."""
 
 
 class Queued(Struct, gc=False):
@@ -76,6 +78,8 @@ class Queued(Struct, gc=False):
     """A `subscriptions/listen`: it takes no place in the window."""
     opens: bool = False
     """An `initialize`: it is never cancelled."""
+    sent: bool = False
+    """It was written to a child once already, which ended: it may not be sent a third time."""
 
 
 class Queue:
@@ -84,7 +88,7 @@ class Queue:
     It exists only while something waits, so that a client without anything costs nothing.
     """
 
-    __slots__ = ("_by_id", "_items", "_next", "bytes", "client", "era", "paused")
+    __slots__ = ("_by_id", "_first", "_items", "_next", "bytes", "client", "era", "paused")
 
     def __init__(self, client: Client, era: Era) -> None:
         self.client = client
@@ -94,6 +98,7 @@ class Queue:
         self._items: OrderedDict[int, Queued] = OrderedDict()
         self._by_id: defaultdict[tuple[type, object], list[int]] = defaultdict(list)
         self._next = 0
+        self._first = 0
         self.bytes = 0
 
     def __len__(self) -> int:
@@ -110,6 +115,15 @@ class Queue:
             self._by_id[id_key(item.id)].append(self._next)
         self._items[self._next] = item
         self._next += 1
+        self.bytes += len(item.line)
+
+    def put_back(self, item: Queued) -> None:
+        """Put a request at the front."""
+        assert item.id is not None
+        self._first -= 1
+        self._by_id[id_key(item.id)].insert(0, self._first)
+        self._items[self._first] = item
+        self._items.move_to_end(self._first, last=False)
         self.bytes += len(item.line)
 
     def head(self) -> Queued:
@@ -162,6 +176,7 @@ class Client(Lane):
 
     __slots__ = (
         "bad_lines",
+        "deferred",
         "eof_at",
         "framer",
         "greeted",
@@ -182,6 +197,8 @@ class Client(Lane):
         self.greeted = False
         """The first byte has come."""
         self.framer = LineFramer(max_line)
+        self.deferred: list[Segment] = []
+        """What it wrote that is left for another turn. While there is any, the framer counts as busy."""
         self.inflight: dict[int, Entry] = {}
         self.holders: dict[int, Holder] = {}
         self.waiting: dict[Era, Queue] = {}
@@ -198,6 +215,12 @@ class Client(Lane):
         """Its line over the limit, whose end has not come, was answered."""
         self.eof_at: float | None = None
         """When it stopped sending, if it did: what it sent is still answered."""
+
+    @property
+    def unread(self) -> int:
+        """Bytes of lines that it wrote and that were not looked at yet."""
+        blocks = (one for one in self.deferred if isinstance(one, bytes | bytearray))
+        return self.framer.buffered + sum(map(len, blocks))
 
     @property
     def idle(self) -> bool:

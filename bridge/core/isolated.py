@@ -16,17 +16,18 @@ from typing import Final
 from msgspec import Raw
 
 from bridge.core import jsonrpc
-from bridge.core.era import INITIALIZE, LEGACY_VERSIONS, Handshake
+from bridge.core.era import INITIALIZE, Handshake
 from bridge.core.framing import OverlongEnd
 from bridge.core.inflight import Child, Client
 from bridge.core.jsonrpc import (
     Members,
 )
-from bridge.core.outbox import Control, Key, Output
-from bridge.core.pair import Pair
+from bridge.core.outbox import Key, Output
+from bridge.core.pair import NEVER, Pair
 from bridge.core.pair_clients import FromClients
 from bridge.core.pair_servers import FromServers
 from bridge.core.router import LINE_ROOM
+from bridge.core.seats import REMEMBERED_S
 from bridge.core.stats import Stats
 from bridge.core.subscriptions import LISTEN
 from bridge.core.tables import LEFT, Attention, Limits, Notice, NoticeKind, Tables
@@ -42,8 +43,8 @@ class Isolated(FromClients, FromServers):
         limits: every bound, as for a `Router`.
         salt: see `Codec`.
 
-    Notices ask for what a shell is to do: NEED_CHILD (`key` is the client's) and RETIRE_CHILD
-    (`key` is the child's).
+    Notices ask for what a shell is to do: NEED_CHILD (`key` is the client's, `detail` the method of its first
+    request) and RETIRE_CHILD (`key` is the child's). CHILD_FAILED (the same) says that a start was in vain.
     """
 
     __slots__ = ("_children",)
@@ -67,6 +68,23 @@ class Isolated(FromClients, FromServers):
         """Requests at the servers, open subscriptions not counted."""
         return sum(pair.count for pair in self._pairs.values())
 
+    def still_needed(self, client: Key) -> bool:
+        """Whether a client that waits for a child still needs one; if not, its next request asks again."""
+        pair = self._pairs.get(client)
+        if pair is None:
+            return False
+        pair.wanted = bool(pair.queue)
+        return pair.wanted
+
+    def spoke(self, key: Key) -> bool:
+        """Whether a child has written a valid message. False if it is not open."""
+        pair = self._children.get(key)
+        return pair is not None and pair.child is not None and pair.child.spoke
+
+    def forget_eras(self) -> None:
+        """The server is to be another one from now on."""
+        self._not_probed_until = NEVER
+
     def take_notices(self) -> list[Notice]:
         """As the router's."""
         notices, self._tables.notices = self._tables.notices, []
@@ -78,7 +96,7 @@ class Isolated(FromClients, FromServers):
         if pair is None:
             return 0
         child = 0 if pair.child is None else pair.child.framer.buffered
-        return pair.client.framer.buffered + pair.queue.bytes + child
+        return pair.client.unread + pair.queue.bytes + child
 
     def table_sizes(self) -> dict[str, int]:
         """How many entries each table has. All zero once every client is gone."""
@@ -105,6 +123,15 @@ class Isolated(FromClients, FromServers):
             return []
         self._tables.now = now
         self.data(pair.client, data)
+        return self._tables.outbox.flush()
+
+    def client_turn(self, key: Key, now: float) -> list[Output]:
+        """Go on with what a client wrote: see `Control.TURN`. May be closed already."""
+        pair = self._pairs.get(key)
+        if pair is None:
+            return []
+        self._tables.now = now
+        self.turn(pair.client)
         return self._tables.outbox.flush()
 
     def client_eof(self, key: Key, now: float) -> list[Output]:
@@ -150,6 +177,7 @@ class Isolated(FromClients, FromServers):
         tables = self._tables
         del self._pairs[pair.client.key]
         pair.queue.clear()
+        pair.queue.paused = False  # nobody is there to read on
         child = pair.child
         if child is None:
             return
@@ -222,17 +250,18 @@ class Isolated(FromClients, FromServers):
         self._tables.now = now
         assert pair.child is not None
         pair.child.blocked = False
-        if pair.queue.paused:
-            pair.queue.paused = False
-            self._tables.outbox.control(pair.client, Control.RESUME)
         more = self._feed(pair, room)
+        if pair.queue.paused and not more:
+            # Before that it is about to be blocked again, and the client would be read once more every time.
+            self._resume(pair)
         return self._tables.outbox.flush(), more
 
     def server_closed(self, key: Key, now: float, *, exited: bool = True) -> list[Output]:
         """A child is gone: its client's requests are answered, then its connection is closed.
 
         One that exits on the first `server/discover` is a strict legacy server: its client is told so, and
-        the next request has another child. May be closed already.
+        the next request has another child. For a while other clients are told without one. May be closed
+        already.
         """
         tables = self._tables
         pair = self._children.pop(key, None)
@@ -244,6 +273,7 @@ class Isolated(FromClients, FromServers):
         child = pair.child
         assert child is not None
         child.closing = True
+        child.blocked = True  # whatever its last words set free is not written to it any more
         for segment in child.framer.finish():
             if type(segment) is not OverlongEnd and not self._is_cut_off(segment):
                 self._segment(pair, child, segment)
@@ -254,29 +284,23 @@ class Isolated(FromClients, FromServers):
         if exited and pair.probed and pair.asked:
             self._not_modern(pair)
         else:
-            self._gone(pair)
+            self._gone(pair, child)
         return tables.outbox.flush()
 
     def _not_modern(self, pair: Pair) -> None:
         """Its child has exited on the probe; the client goes on to `initialize` by itself."""
+        self._not_probed_until = self._tables.now + REMEMBERED_S
         for asked in self._take_all(pair):
-            self._tables.refuse(
-                pair.client,
-                asked.id,
-                jsonrpc.METHOD_NOT_FOUND,
-                "the server exited when it was asked for the modern era of MCP: use `initialize`",
-                "era_not_served",
-                delivered=True,
-                supported=[*LEGACY_VERSIONS],
-            )
+            self._refuse_probe(pair, asked.id, delivered=True)
         if pair.queue:
-            pair.wanted = True
-            self._tables.note(NoticeKind.NEED_CHILD, pair.client.key)
+            self._want(pair)
         self._settle(pair)
 
-    def _gone(self, pair: Pair) -> None:
+    def _gone(self, pair: Pair, child: Child) -> None:
         tables = self._tables
         client = pair.client
+        if not child.spoke:
+            tables.note(NoticeKind.CHILD_FAILED, child.key)
         for asked in self._take_all(pair):
             text = "the server exited before it answered; it may have carried the request out"
             tables.refuse(client, asked.id, jsonrpc.SERVER_EXITED, text, "server_exited", delivered=True)
@@ -311,6 +335,7 @@ class Isolated(FromClients, FromServers):
                 and pair.queue
                 and pair.queue.head().arrived_at <= now - limits.restart_wait
             ):
+                pair.wanted = False
                 text = "the server is not running, and did not start in time"
                 self._refuse_queued(pair, jsonrpc.SERVER_UNAVAILABLE, text, "server_unavailable")
             if limits.request_timeout is not None and pair.child is not None:

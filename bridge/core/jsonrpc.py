@@ -24,7 +24,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType, field
 
 from bridge.core.framing import HEAD_KEPT, Block
-from bridge.core.glance import BOM, MAX_ID_BYTES, brackets, guess_id, too_deep, trusted_id
+from bridge.core.glance import BOM, MAX_ID_BYTES, brackets, guess_id, too_deep, trusted_id, trusted_text
 
 Members: TypeAlias = dict[str, Raw]
 """The members of one JSON object: decoded keys, each once; values as bytes."""
@@ -91,8 +91,8 @@ class Message(Call, gc=False, omit_defaults=True, forbid_unknown_fields=True):
 class OddMessage(Message, gc=False, omit_defaults=True):
     """A message from the careful path that `encode_lines` could not write as it is.
 
-    `extra` holds the envelope's unknown members; `marked` says that unpaired
-    surrogate escapes are spelled with the codec's marker and must be put back.
+    `extra` holds the envelope's unknown members; `marked` says that surrogate
+    escapes are spelled with the codec's marker and must be put back.
     """
 
     extra: Members = field(default_factory=dict)
@@ -175,12 +175,8 @@ _ENVELOPE: Final = frozenset({"jsonrpc", "id", "method", "params", "result", "er
 
 _BLANK: Final = b" \t\r\n"
 
-_LONE_SURROGATE: Final = re.compile(
-    # An escape is one only if an even number of backslashes stands before its own.
-    rb"(?<!\\)((?:\\\\)*)"
-    # A pair is left alone; half of one is what msgspec refuses.
-    rb"(?:(\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})|\\u([dD][89a-fA-F][0-9a-fA-F]{2}))"
-)
+# What a parser would refuse of an escape that is marked, behind its mark.
+_BAD_ESCAPE: Final = re.compile(rb"\\u[dD](?![0-9a-fA-F]{3})")
 
 FEW_ARRAYS: Final = 16
 """So many arrays in a block of lines are found one by one, which is cheaper than to count all brackets."""
@@ -244,7 +240,7 @@ class Codec:
 
     Args:
         salt: bytes no peer can guess, of at least 9 bytes in service (more add nothing). With them
-            an unpaired surrogate escape is spelled while it is inside the bridge, so
+            surrogate escapes are spelled while they are inside the bridge, so
             that no text of a peer can be taken for one.
         max_depth: the deepest nesting that is accepted, or 0 for the parser's own limit.
 
@@ -410,28 +406,29 @@ class Codec:
 
     def read_id(self, raw: Raw) -> Id | None:
         """An `id` from its bytes; None if it is of a kind that is not served."""
-        text = bytes(raw)
-        if len(text) > MAX_ID_BYTES and len(self.unmark(text)) > MAX_ID_BYTES:
+        text = self.unmark(bytes(raw))
+        if len(text) > MAX_ID_BYTES:
             return None
-        if self._marker in text:
-            return Raw(self.unmark(text)) if text[:1] == b'"' else None
         try:
             return _decode_scalar(text)
         except msgspec.DecodeError:
-            return None
+            # A string that is valid JSON, and yet refused, holds an unpaired surrogate escape.
+            return Raw(text) if text[:1] == b'"' else None
 
     def _mark(self, line: bytes) -> bytes | None:
-        """Spell each unpaired surrogate escape with the marker; None if there is none."""
+        """Spell each escape from U+D000 on with the marker; None if there is none, or an invalid one.
+
+        Those are the surrogate escapes, and others that need no marking. To find just the unpaired ones takes
+        a pattern, and seconds for a text that is full of them; to replace bytes takes next to nothing.
+        """
         if self._marker in line:  # nobody can know the marker: chance does not happen
             return None
-        marker = self._marker
-
-        def spell(match: re.Match[bytes]) -> bytes:
-            before, pair, lone = match.groups()
-            return before + (pair or marker + lone)
-
-        marked = _LONE_SURROGATE.sub(spell, line)
-        return None if marked == line else marked
+        # An escape is one only behind an even number of backslashes. No valid UTF-8 has 0xFF.
+        plain = line.replace(b"\\\\", b"\xff")
+        if _BAD_ESCAPE.search(plain):
+            return None
+        marked = plain.replace(b"\\ud", self._marker + b"d").replace(b"\\uD", self._marker + b"D")
+        return None if marked == plain else marked.replace(b"\xff", b"\\\\")
 
     def unmark(self, text: bytes) -> bytes:
         """Put the unpaired surrogate escapes back as the peer spelled them."""
@@ -489,13 +486,27 @@ def salvage_id(line: Block) -> int | None:
 
     The `id` of a `Refusal` is none: it may be a request's of the server's own, or a guess.
     """
-    # Bad UTF-8 moves no bracket: a line with no other fault decodes once it is replaced.
     line = bytes(line).removeprefix(BOM)
-    members = decode_members(line if _is_utf8(line) else line.decode(errors="replace").encode())
+    members = _mended(line)
     if members is None:
         return trusted_id(line[:HEAD_KEPT], line[-HEAD_KEPT:])
     id = members.get("id")
     return plain_integer(id) if id is not None and "method" not in members else None
+
+
+def salvage_text(line: Block) -> bytes | None:
+    """As `salvage_id`, where ids are whatever a client chose: the `id` as it is spelled."""
+    line = bytes(line).removeprefix(BOM)
+    members = _mended(line)
+    if members is None:
+        return trusted_text(line[:HEAD_KEPT], line[-HEAD_KEPT:])
+    id = members.get("id")
+    return bytes(id) if id is not None and "method" not in members else None
+
+
+def _mended(line: bytes) -> Members | None:
+    # Bad UTF-8 moves no bracket: a line with no other fault decodes once it is replaced.
+    return decode_members(line if _is_utf8(line) else line.decode(errors="replace").encode())
 
 
 def error_line(

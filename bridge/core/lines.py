@@ -12,14 +12,19 @@ from typing import Final
 from msgspec import UNSET, UnsetType
 
 from bridge.core import jsonrpc
-from bridge.core.framing import Block, OverlongEnd, OverlongStart
+from bridge.core.framing import Block, OverlongEnd, OverlongStart, Segment
 from bridge.core.glance import guess_id
 from bridge.core.inflight import Client
 from bridge.core.jsonrpc import Call, Id, Refusal
+from bridge.core.outbox import Control
 from bridge.core.tables import NoticeKind, Tables
 
 REWRITE_ROOM: Final = 64
 """By how many bytes an upstream id and token can lengthen a request at most."""
+
+TURN_LINES: Final = 1000
+"""So many lines of one client are looked at one by one, at several microseconds each, before others have
+their turn. One read may bring a hundred thousand of them; those that are decoded at once are not counted."""
 
 
 class ClientLines:
@@ -60,16 +65,33 @@ class ClientLines:
                 # A web page can have a browser POST to a port; its first byte gives it away.
                 self._bad_line(client, "the first byte of a TCP connection must be `{`", data)
                 return
-        for segment in framer.feed(data):
+        segments = framer.feed(data)
+        if client.deferred:
+            segments = client.deferred + segments
+        self._segments(client, segments)
+
+    def turn(self, client: Client) -> None:
+        """Go on with what was left for another turn."""
+        client.framer.feed(b"")  # it says again by itself whether it is busy
+        self._segments(client, client.deferred)
+
+    def _segments(self, client: Client, segments: Sequence[Segment]) -> None:
+        client.deferred = []
+        for number, segment in enumerate(segments, 1):
             if client.closing:
                 return
             if type(segment) is OverlongStart or type(segment) is OverlongEnd:
                 self._overlong(client, segment)
-            else:
-                self.block(client, segment)  # type: ignore[arg-type]  # what is left of the union
+                continue
+            self.block(client, segment)  # type: ignore[arg-type]  # what is left of the union
+            if client.deferred:
+                client.deferred += segments[number:]
+                return
 
     def finish(self, client: Client) -> None:
         """A client has stopped sending: its last line counts without a newline, if it is a whole message."""
+        while client.deferred and not client.closing:
+            self.turn(client)
         for segment in client.framer.finish():
             if type(segment) is OverlongEnd:
                 self._overlong(client, segment)
@@ -89,7 +111,8 @@ class ClientLines:
     def _careful(self, client: Client, block: Block) -> None:
         """Take whole lines one by one: some of them are not plain."""
         decode_line = self._tables.codec_down.decode_line
-        for line in block.split(b"\n")[:-1]:
+        *lines, rest = block.split(b"\n", TURN_LINES)
+        for line in lines:
             decoded = decode_line(line)
             if decoded is None:
                 continue
@@ -99,6 +122,10 @@ class ClientLines:
                     return
             else:
                 self.messages(client, [decoded], len(line) > self._measured)  # type: ignore[list-item]  # a Message
+        if rest:
+            client.deferred = [rest]
+            client.framer.busy = True
+            self._tables.outbox.control(client, Control.TURN)
 
     def _refused_line(self, client: Client, refusal: Refusal, line: Block) -> None:
         if refusal.code == jsonrpc.PARSE_ERROR:

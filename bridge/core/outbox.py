@@ -23,6 +23,7 @@ class Control(enum.Enum):
 
     PAUSE = "stop reading"
     RESUME = "read on"
+    TURN = "read on only behind `client_turn`, which is to be called when others have had their turn"
 
 
 Output: TypeAlias = "tuple[Key, bytes | Control]"
@@ -77,7 +78,7 @@ class Outbox:
         return sent
 
     def control(self, lane: Lane, what: Control) -> None:
-        """Have the shell stop or go on reading from a client."""
+        """Have the shell stop or go on reading from a client, now or in a while."""
         self._controls.append((lane.key, what))
 
     def close(self, lane: Lane) -> None:

@@ -11,7 +11,7 @@ from typing import Final
 from msgspec import Raw, Struct
 
 from bridge.core import jsonrpc
-from bridge.core.era import DISCOVER, Era
+from bridge.core.era import DISCOVER, LEGACY_VERSIONS, Era
 from bridge.core.inflight import Child, Client, Queue, Queued, id_key
 from bridge.core.jsonrpc import (
     SUBSCRIPTION_ID,
@@ -26,9 +26,10 @@ from bridge.core.jsonrpc import (
 from bridge.core.lines import ClientLines
 from bridge.core.outbox import Control, Key
 from bridge.core.subscriptions import LISTEN
-from bridge.core.tables import LEFT, Tables
+from bridge.core.tables import LEFT, NoticeKind, Tables
 
 CANCELLED: Final = "notifications/cancelled"
+NEVER: Final = float("-inf")
 
 
 class Asked(Struct, gc=False):
@@ -68,12 +69,30 @@ class Pair:
 class Pairs(ClientLines):
     """What both directions do with pairs."""
 
-    __slots__ = ("_pairs",)
+    __slots__ = ("_not_probed_until", "_pairs")
 
     def __init__(self, tables: Tables) -> None:
         super().__init__(tables)
         self._pairs: dict[Key, Pair] = {}
         """By the client's key."""
+        self._not_probed_until = NEVER
+        """Until then the server is not asked for the modern era, since it exits on that."""
+
+    def _want(self, pair: Pair) -> None:
+        """Ask for a child, for what waits."""
+        pair.wanted = True
+        self._tables.note(NoticeKind.NEED_CHILD, pair.client.key, pair.queue.head().method.encode())
+
+    def _refuse_probe(self, pair: Pair, id: Id, *, delivered: bool = False) -> None:
+        self._tables.refuse(
+            pair.client,
+            id,
+            jsonrpc.METHOD_NOT_FOUND,
+            "the server exited when it was asked for the modern era of MCP: use `initialize`",
+            "era_not_served",
+            delivered=delivered,
+            supported=[*LEGACY_VERSIONS],
+        )
 
     def _is_too_large(self, message: Call) -> bool:
         limit = self._tables.limits.max_request
@@ -86,9 +105,7 @@ class Pairs(ClientLines):
             return False
         queue.push(item)
         self._tables.attention.due = True
-        blocked = pair.child is not None and pair.child.blocked
-        long = queue.bytes > limits.paused_bytes or len(queue) > limits.paused_lines
-        if blocked and long and not queue.paused:
+        if pair.child is not None and pair.child.blocked and not queue.paused and self._is_long(queue):
             queue.paused = True
             self._tables.outbox.control(pair.client, Control.PAUSE)
         return True
@@ -127,9 +144,11 @@ class Pairs(ClientLines):
         tables = self._tables
         queue, child = pair.queue, pair.child
         moved = 0
+        more = False
         while queue and child is not None and not child.blocked:
             if room is not None and moved >= room:
-                return True
+                more = True
+                break
             item = queue.head()
             if item.id is not None and not item.listen and pair.count >= tables.limits.max_in_flight:
                 break
@@ -143,11 +162,18 @@ class Pairs(ClientLines):
                 tables.outbox.put(child, message)
             else:
                 self._send(pair, child, message, item.id, item.method)
-        if queue.paused and not queue:
-            queue.paused = False
-            tables.outbox.control(pair.client, Control.RESUME)
+        if queue.paused and not self._is_long(queue):
+            self._resume(pair)
         self._settle(pair)
-        return False
+        return more
+
+    def _is_long(self, queue: Queue) -> bool:
+        limits = self._tables.limits
+        return queue.bytes > limits.paused_bytes or len(queue) > limits.paused_lines
+
+    def _resume(self, pair: Pair) -> None:
+        pair.queue.paused = False
+        self._tables.outbox.control(pair.client, Control.RESUME)
 
     def _settle(self, pair: Pair) -> None:
         """Close a client that has stopped sending once nothing is owed to it."""
@@ -159,8 +185,7 @@ class Pairs(ClientLines):
             if item.id is not None:
                 self._tables.refuse(pair.client, item.id, code, text, reason)
         if pair.queue.paused:
-            pair.queue.paused = False
-            self._tables.outbox.control(pair.client, Control.RESUME)
+            self._resume(pair)
         self._settle(pair)
 
     def _refuse_questions(self, pair: Pair) -> None:

@@ -11,7 +11,7 @@ from typing import Final
 from msgspec import UNSET, UnsetType
 
 from bridge.core import jsonrpc
-from bridge.core.era import INITIALIZE
+from bridge.core.era import DISCOVER, INITIALIZE
 from bridge.core.inflight import Client, Queued, id_key
 from bridge.core.jsonrpc import (
     Call,
@@ -20,7 +20,6 @@ from bridge.core.jsonrpc import (
 )
 from bridge.core.pair import CANCELLED, Pair, Pairs
 from bridge.core.subscriptions import LISTEN
-from bridge.core.tables import NoticeKind
 
 PROGRESS: Final = "notifications/progress"
 
@@ -82,6 +81,9 @@ class FromClients(Pairs):
             self._too_large(client, id)
             return
         child = pair.child
+        if method == DISCOVER and child is None and not pair.queue and tables.now < self._not_probed_until:
+            self._refuse_probe(pair, id)
+            return
         listen = method == LISTEN
         room = listen or pair.count < tables.limits.max_in_flight
         if child is not None and not child.blocked and not pair.queue and room:
@@ -92,8 +94,7 @@ class FromClients(Pairs):
             text = "too many requests of this client wait: send it again when some are answered"
             tables.refuse(client, id, jsonrpc.OVERLOADED, text, "overloaded")
         elif child is None and not pair.wanted:
-            pair.wanted = True
-            tables.note(NoticeKind.NEED_CHILD, client.key)
+            self._want(pair)
 
     def _notification(self, pair: Pair, message: Call, method: str, measured: bool) -> None:
         tables = self._tables

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from msgspec import UNSET
+from msgspec import UNSET, Raw
 
 from bridge.core import jsonrpc
-from bridge.core.framing import HEAD_KEPT, Block, OverlongEnd, OverlongStart
+from bridge.core.framing import Block, OverlongEnd, OverlongStart
+from bridge.core.glance import trusted_text
 from bridge.core.inflight import Child, id_key
 from bridge.core.jsonrpc import (
     Id,
     Message,
     Refusal,
-    encoder,
+    salvage_text,
 )
 from bridge.core.pair import CANCELLED, Pair, Pairs
+from bridge.core.subscriptions import LISTEN
 from bridge.core.tables import NoticeKind
 
 MAX_QUESTIONS: Final = 4096
@@ -37,13 +39,15 @@ class FromServers(Pairs):
     def _segment(self, pair: Pair, child: Child, segment: Any) -> None:
         if type(segment) is OverlongStart:
             child.overlong_head = segment.head
-            if self._damaged(pair, child, segment.head, b"", too_long=True):
+            known = trusted_text(segment.head, b"")
+            if known is not None and self._asked_as(pair, known) is not None:
+                self._damaged(pair, child, segment.head, known, too_long=True)
                 child.overlong_head = b""
             return
         if type(segment) is OverlongEnd:
             head, child.overlong_head = child.overlong_head, b""
             if head:
-                self._damaged(pair, child, head, segment.tail, too_long=True)
+                self._damaged(pair, child, head, trusted_text(head, segment.tail), too_long=True)
             return
         codec = self._tables.codec_up
         messages = codec.decode_block(segment)
@@ -54,18 +58,20 @@ class FromServers(Pairs):
         for line in bytes(segment).split(b"\n")[:-1]:
             decoded = codec.decode_line(line)
             if type(decoded) is Refusal:
-                self._damaged(pair, child, line[:HEAD_KEPT], line[-HEAD_KEPT:], too_long=False)
+                self._damaged(pair, child, line, salvage_text(line), too_long=False)
             elif decoded is not None:
                 self._said(pair, child, decoded)  # type: ignore[arg-type]  # a Message
 
-    def _damaged(self, pair: Pair, child: Child, head: Block, tail: bytes, *, too_long: bool) -> bool:
-        """A line that is no message: whoever waits for it is told, if that is certain. Whether it was."""
+    def _damaged(self, pair: Pair, child: Child, line: Block, id: bytes | None, *, too_long: bool) -> None:
+        """A line that is no message: whoever waits for it is told, if that is certain.
+
+        Args:
+            id: that of the response, as it is spelled, if it can be trusted.
+        """
         tables = self._tables
-        found = self._trusted(pair, bytes(head).removeprefix(b"\xef\xbb\xbf"), tail)
-        if found is None and too_long and not tail:
-            return False  # its end may tell
+        found = None if id is None else self._asked_as(pair, id)
         tables.stats.noise += 1
-        tables.note(NoticeKind.NOISE, child.key, bytes(head[:512]))
+        tables.note(NoticeKind.NOISE, child.key, bytes(line[:512]))
         if found is not None:
             asked = self._take(pair, found)
             tables.stats.invalid_responses += 1
@@ -77,7 +83,6 @@ class FromServers(Pairs):
             else:
                 self._broken(pair, asked.id)
             self._feed(pair)
-        return found is not None
 
     def _broken(self, pair: Pair, id: Id) -> None:
         text = "the server's response was not valid JSON-RPC"
@@ -85,28 +90,18 @@ class FromServers(Pairs):
             pair.client, id, jsonrpc.INVALID_RESPONSE, text, "invalid_response", delivered=True
         )
 
-    @staticmethod
-    def _trusted(pair: Pair, head: bytes, tail: bytes) -> tuple[type, object] | None:
-        """The request that a damaged line answers: as `glance.trusted_id`, for any id on the way."""
-        for key, several in pair.asked.items():
-            id = encoder.encode(several[0].id)
-            front = head.startswith(
-                (
-                    b'{"jsonrpc":"2.0","id":%b,"result":' % id,
-                    b'{"jsonrpc":"2.0","id":%b,"error":' % id,
-                )
-            )
-            back = tail.rstrip().endswith(
-                (b',"jsonrpc":"2.0","id":%b}' % id, b',"id":%b,"jsonrpc":"2.0"}' % id)
-            )
-            if front or (back and head.startswith((b'{"result":', b'{"error":'))):
-                return key
-        return None
+    def _asked_as(self, pair: Pair, text: bytes) -> tuple[type, object] | None:
+        """The request on the way whose id is spelled so, in this way or another."""
+        id = self._tables.codec_up.read_id(Raw(text))
+        # What cannot be read is the same only if it is spelled the same.
+        key = (Raw, text) if id is None else id_key(id)
+        return key if key in pair.asked else None
 
     def _said(self, pair: Pair, child: Child, message: Message) -> None:
         """A valid message of a child."""
         tables = self._tables
         client = pair.client
+        child.spoke = True
         method, id = message.method, message.id
         if method is UNSET:
             self._response(pair, message)
@@ -123,9 +118,17 @@ class FromServers(Pairs):
             if method == CANCELLED and type(params) is dict and "requestId" in params:
                 named = tables.codec_up.read_id(params["requestId"])
                 if named is not None:
-                    pair.questions.pop(id_key(named), None)
+                    self._withdrawn(pair, id_key(named))
             tables.stats.notifications_down += 1
             tables.outbox.put(client, message)
+
+    def _withdrawn(self, pair: Pair, key: tuple[type, object]) -> None:
+        """The server gives up a request of its own, or tears down a subscription."""
+        if pair.questions.pop(key, None) is not None:
+            return
+        listen = next((asked for asked in pair.asked.get(key, ()) if asked.method == LISTEN), None)
+        if listen is not None:
+            self._take(pair, key, listen)
 
     def _response(self, pair: Pair, message: Message) -> None:
         tables = self._tables

@@ -117,14 +117,20 @@ class Router:
         queued = sum(queue.bytes + len(queue) * QUEUED_ROOM for queue in client.waiting.values())
         kept = sum(holder.share.size for holder in client.holders.values())
         subscribed = 0 if client.session is None else held_bytes(client.session)
-        return client.framer.buffered + queued + kept + subscribed
+        if self._tables.limits.replay_safe:
+            again = [entry.again for entry in client.inflight.values() if entry.again is not None]
+            kept += sum(len(item.line) + QUEUED_ROOM for item in again)
+        return client.unread + queued + kept + subscribed
 
     @property
     def buffered_all(self) -> int:
         """Bytes the core holds for all clients and children together."""
-        tables = self._tables
-        children = sum(child.framer.buffered for child in tables.children.values())
-        return children + sum(self.buffered(key) for key in tables.clients)
+        return self.buffered_of_servers + sum(self.buffered(key) for key in self._tables.clients)
+
+    @property
+    def buffered_of_servers(self) -> int:
+        """Bytes the core holds of children's unfinished lines."""
+        return sum(child.framer.buffered for child in self._tables.children.values())
 
     def table_sizes(self) -> dict[str, int]:
         """How many entries each table has. All zero once every client is gone."""
@@ -192,6 +198,16 @@ class Router:
     def flush(self) -> list[Output]:
         """What `collect` has kept."""
         return self._tables.outbox.flush()
+
+    def client_turn(self, key: Key, now: float) -> list[Output]:
+        """Go on with what a client wrote: see `Control.TURN`. May be closed already."""
+        tables = self._tables
+        client = tables.clients.get(key)
+        if client is None:
+            return []
+        tables.now = now
+        self._downstream.turn(client)
+        return tables.outbox.flush()
 
     def client_eof(self, key: Key, now: float) -> list[Output]:
         """A client has stopped sending but still reads.
@@ -278,23 +294,24 @@ class Router:
         tables.now = now
         child.blocked = False
         era = child.handshake.era
-        if era is not None:
-            self._waiting.resume(era)
         if era is Era.LEGACY:
             self._legacy.writable()
         more = self._downstream.pump(child, room)
+        if era is not None and not more:
+            # Before that it is about to be blocked again, and each client would be read once more every time.
+            self._waiting.resume(era)
         self._downstream.feed_freed()
         return tables.outbox.flush(), more
 
-    def server_closed(self, key: Key, now: float, *, exited: bool = True) -> list[Output]:
+    def server_closed(self, key: Key, now: float, *, exited: bool = True, unread: int = 0) -> list[Output]:
         """A child is gone, and all it wrote has been given to `server_data`.
 
         Every request that was written to it gets its error now; those that wait go to
         the next child, and subscriptions are opened there again. May be closed already.
 
         Args:
-            exited: by itself, with whatever status, and having read what it was asked; False: it was killed
-                by a signal, or failed before it read anything.
+            exited: by itself, with whatever status; False: it was killed by a signal.
+            unread: bytes that were written to it and that it had not read.
         """
         tables = self._tables
         child = tables.children.get(key)
@@ -311,6 +328,7 @@ class Router:
             del tables.served[era]
         self._upstream.finish(child)
         tables.stats.children_closed += 1
+        kept = self._put_back(child)
         for upstream_id, entry in list(child.inflight.items()):
             if entry.kind is Kind.REQUEST and entry.client is not None and entry.id is not None:
                 entry.client.inflight.pop(upstream_id, None)
@@ -329,9 +347,29 @@ class Router:
         if era is not None:
             self._waiting.resume(era)
         if seat is not None:
-            self._seats.closed(seat, child, exited=exited)
+            self._seats.closed(seat, child, exited=exited, unread=unread)
+        for client in kept:
+            self._downstream.feed(client)  # another process may be there already
+        if kept and era is not None and era not in tables.served and self._seats.wanted(era):
+            self._seats.need(era)
         self._downstream.feed_freed()
         return tables.outbox.flush()
+
+    def _put_back(self, child: Child) -> list[Client]:
+        """Have what may be sent again wait in its old order; return whose it is."""
+        tables = self._tables
+        era = child.handshake.era
+        clients: dict[Key, Client] = {}
+        if not tables.limits.replay_safe or era is None or tables.stopping or self._seats.refusal(era):
+            return []
+        for upstream_id, entry in reversed(list(child.inflight.items())):
+            client, again = entry.client, entry.again
+            if client is not None and again is not None and self._waiting.put_back(client, era, again):
+                del client.inflight[upstream_id]
+                del child.inflight[upstream_id]
+                tables.stats.replayed += 1
+                clients[client.key] = client
+        return [*clients.values()]
 
     def server_exhausted(self, seat: int, now: float) -> list[Output]:
         """The process of a seat cannot be kept alive, and the bridge goes on without it for a while."""

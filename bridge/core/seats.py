@@ -179,11 +179,12 @@ class Seats:
         else:
             self._reconsider()
 
-    def closed(self, seat: Seat, child: Child, *, exited: bool) -> None:
+    def closed(self, seat: Seat, child: Child, *, exited: bool, unread: int) -> None:
         """The process of a seat is gone.
 
         Args:
             exited: by itself, with whatever status; False: a signal killed it.
+            unread: bytes that were written to it and that it had not read.
         """
         tables = self._tables
         phase = child.handshake.phase
@@ -197,7 +198,8 @@ class Seats:
         era = child.handshake.era
         if era is not None:
             seat.down_since = tables.now
-        if exited and phase in UNANSWERED_PROBE and not seat.proven and tables.limits.era is None:
+        read = unread <= child.handshake.behind_probe
+        if exited and read and phase in UNANSWERED_PROBE and not seat.proven and tables.limits.era is None:
             # Strict legacy servers do so at any request before `initialize`.
             seat.replaced = True
             self._refuse(
@@ -357,7 +359,9 @@ class Seats:
             self.swaps.fail(f"the new process refused {NAMES[era]}")
             return
         until = None if verdict.lasting else tables.now + REMEMBERED_S
-        refusal = EraRefusal("the server refused it", until, verdict.error)
+        modern = era is Era.MODERN
+        others = [version for version in verdict.supported if (version in LEGACY_VERSIONS) is modern]
+        refusal = EraRefusal("the server refused it", until, verdict.error, others)
         if era is Era.LEGACY or not seat.first:
             # It is of no use as it is. The first seat's process may serve the other era anew.
             self._stop(seat, NoticeKind.REPLACE_CHILD if seat.first else NoticeKind.RETIRE_CHILD)
@@ -382,7 +386,7 @@ class Seats:
         for queue in list(tables.waiting[era].values()):
             for item in self._waiting.drop(queue):
                 if item.id is not None:
-                    self.refuse(queue.client, item.id, item.method, era, refusal)
+                    self.refuse(queue.client, item.id, item.method, era, refusal, delivered=item.sent)
             if era is Era.LEGACY and queue.client.session is not None and not queue.client.session.open:
                 queue.client.session = None
             self._waiting.after(queue)
@@ -405,9 +409,10 @@ class Seats:
         tables = self._tables
         if era is Era.MODERN:
             newest = tables.greeting.version if tables.greeting is not None else LEGACY_VERSIONS[-1]
-            supported = [str(known) for known in LEGACY_VERSIONS if known <= newest]
+            known = [str(version) for version in LEGACY_VERSIONS if version <= newest]
+            supported = known if tables.greeting is not None else refusal.supported or known
         else:
-            supported = tables.supported or [MODERN_VERSION]
+            supported = tables.supported or refusal.supported or [MODERN_VERSION]
         if method == DISCOVER:
             if refusal.error is not None:
                 tables.stats.refused += 1

@@ -99,7 +99,7 @@ class Sorter:
         modern = meta is not None and meta.version is not UNSET
         if message.method in UNDECIDED:
             return None
-        if modern:
+        if modern and message.method != INITIALIZE:
             return True  # servers of the modern era ask nothing of a client
         if message.method != INITIALIZE:
             return None

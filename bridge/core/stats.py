@@ -19,6 +19,8 @@ class Stats(Struct):
 
     requests: int = 0
     """Requests of clients that were written to a server."""
+    replayed: int = 0
+    """Requests of clients that wait to be written once more, since their server ended."""
     responses: int = 0
     """Responses of a server that reached the client that asked."""
     notifications_up: int = 0

@@ -69,6 +69,8 @@ class Limits(Struct, frozen=True):
     paused_lines: int = 64
     turn_bytes: int = 16 * 1024
     """What one client may move into stdin before it is the next one's turn."""
+    replay_safe: bool = False
+    """What only reads is sent once more when its server ended before it answered."""
     broadcast_logs: bool = False
     """Log notifications that several clients could have asked for go to each of them: a leak."""
     era: Era | None = None
@@ -81,6 +83,7 @@ class NoticeKind(enum.Enum):
     NEED_CHILD = "a server process is wanted"
     REPLACE_CHILD = "the server is to be stopped and started again"
     RETIRE_CHILD = "the server is to be stopped until it is needed"
+    CHILD_FAILED = "the server ended before it said anything"
     READY = "the server is ready"
     SWAPPED = "the server was replaced"
     SWAP_FAILED = "the server was not replaced"
@@ -99,6 +102,7 @@ TO_BE_DONE: Final = frozenset(
         NoticeKind.NEED_CHILD,
         NoticeKind.REPLACE_CHILD,
         NoticeKind.RETIRE_CHILD,
+        NoticeKind.CHILD_FAILED,
         NoticeKind.READY,
         NoticeKind.SWAPPED,
         NoticeKind.SWAP_FAILED,
@@ -174,6 +178,8 @@ class EraRefusal(Struct, frozen=True):
     """None: for as long as the bridge lives."""
     error: Raw | None = None
     """The server's own error to the bridge's question, if it sent one."""
+    supported: list[str] = []
+    """Versions of the other era that this error named."""
 
 
 class Tables:
@@ -272,7 +278,10 @@ class Tables:
         """Tell the shell. What exceeds the bound is only in the counters, but for what is to be done."""
         self.attention.due = True
         if len(self.notices) < NOTICES_KEPT or kind in TO_BE_DONE:
-            self.notices.append(Notice(kind, key, detail[:512], seat))
+            notice = Notice(kind, key, detail[:512], seat)
+            # Each of thousands of requests that come at once and wait for a process needs the same one.
+            if kind is not NoticeKind.NEED_CHILD or notice not in self.notices:
+                self.notices.append(notice)
 
     def refuse(
         self,

@@ -317,6 +317,7 @@ class Upstream:
             client, token = task.client, task.token
         else:
             token = entry.token
+            entry.again = None  # its client has heard of it
             client = entry.client  # type: ignore[assignment]  # seen to next
             if client is None:  # a listen with a token is nobody else's
                 assert entry.share is not None
@@ -337,11 +338,19 @@ class Upstream:
                 else:
                     tables.stats.notifications_down += 1
                     tables.outbox.put(client, Raw(tables.codec_up.render(message)))
+                    self._heard(child, client)
         elif possible:
             tables.stats.ambiguous_logs += 1
             tables.note(NoticeKind.AMBIGUOUS_LOG, child.key, tables.codec_up.render(message))
         else:
             tables.stats.dropped_notifications += 1
+
+    def _heard(self, child: Child, client: Client) -> None:
+        """A client was told something that any of its requests may have caused."""
+        if self._tables.limits.replay_safe:
+            for upstream_id, logger in child.loggers.items():
+                if logger.client is client:
+                    child.inflight[upstream_id].again = None
 
     def _torn_down(self, child: Child, message: Message, params: dict[str, Raw]) -> None:
         """The server cancels: only a listen is its to cancel."""

@@ -37,15 +37,23 @@ class Waiting:
         tables.attention.due = True
         tables.queued_bytes += size
         child = tables.served.get(era)
-        if (
-            child is not None
-            and child.blocked
-            and not queue.paused
-            and (queue.bytes > limits.paused_bytes or len(queue) > limits.paused_lines)
-        ):
+        if child is not None and child.blocked and not queue.paused and self._is_long(queue):
             if not any(other.paused for other in client.waiting.values()):
                 tables.outbox.control(client, Control.PAUSE)
             queue.paused = True
+        return True
+
+    def put_back(self, client: Client, era: Era, item: Queued) -> bool:
+        """Have a request wait in front of everything else of its client; False if the queue is full."""
+        tables = self._tables
+        limits = tables.limits
+        queue = client.waiting.get(era)
+        if queue is None:
+            queue = client.waiting[era] = tables.waiting[era][client.key] = Queue(client, era)
+        elif len(queue) >= limits.max_queued or queue.bytes + len(item.line) > limits.max_queued_bytes:
+            return False
+        queue.put_back(item)
+        tables.queued_bytes += len(item.line)
         return True
 
     def pop(self, queue: Queue) -> Queued:
@@ -84,11 +92,22 @@ class Waiting:
             queue.client.waiting.pop(queue.era, None)
             self._tables.waiting[queue.era].pop(queue.client.key, None)
             self._resume(queue)
+        else:
+            self.shortened(queue)
 
     def resume(self, era: Era) -> None:
         """An era's server takes lines again: read the clients that were not read for it."""
         for queue in self._tables.waiting[era].values():
             self._resume(queue)
+
+    def shortened(self, queue: Queue) -> None:
+        """Lines were taken out of a queue: read its client again if that was all that stood against it."""
+        if queue.paused and not self._is_long(queue):
+            self._resume(queue)
+
+    def _is_long(self, queue: Queue) -> bool:
+        limits = self._tables.limits
+        return queue.bytes > limits.paused_bytes or len(queue) > limits.paused_lines
 
     def _resume(self, queue: Queue) -> None:
         if queue.paused:
@@ -133,6 +152,6 @@ class Waiting:
 
     def _refuse(self, client: Client, item: Queued, code: int, message: str, reason: str) -> None:
         if item.id is not None:
-            self._tables.refuse(client, item.id, code, message, reason)
+            self._tables.refuse(client, item.id, code, message, reason, delivered=item.sent)
             if item.opens:
                 client.session = None

@@ -38,6 +38,9 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=20_000, help="[%(default)s]")
     parser.add_argument("--seed", type=int, help="[a new one]")
     parser.add_argument("--listen", choices=("unix", "tcp", "both"), default="both", help="[%(default)s]")
+    parser.add_argument(
+        "--sharing", choices=("shared", "auto", "isolated"), default="shared", help="[%(default)s]"
+    )
     parser.add_argument("--round", type=int, help="only this round")
     parser.add_argument("--keep", type=Path, help="where the history of a bad round is kept, pickled")
     options = parser.parse_args()
@@ -49,7 +52,9 @@ def main() -> None:
         print(f"{time.monotonic() - begun:7.1f} s  {line}", flush=True)
 
     tell(f"seed {seed}")
-    profile = Profile(seed, options.requests, listen, only=options.round, keep=options.keep)
+    profile = Profile(
+        seed, options.requests, listen, sharing=options.sharing, only=options.round, keep=options.keep
+    )
     outcome = uvloop.run(run(profile, tell))
     for violation in outcome.violations[:50]:
         tell(f"VIOLATION {violation}")

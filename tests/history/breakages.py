@@ -17,33 +17,24 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import uvloop
 
+from tests.history.breakage import Breakage
+from tests.history.breakage import breakage as _breakage
+from tests.history.breakages_sharing import SHARING
 from tests.history.run import Profile, run
 from tests.support.bridge import ROOT
 
 REQUESTS: Final = 20_000
 """As in the normal test run, in rounds that are judged one by one, so that what is found is found soon."""
+APART_REQUESTS: Final = 5_000
+"""Where each client has a process of its own."""
 PER_ROUND: Final = 5_000
 PATIENCE: Final = 10.0
 """Where something is surely broken nobody need wait for long."""
-
-
-@dataclass(frozen=True)
-class Breakage:
-    """One fault: in `file`, `old` becomes `new`. `rules`: what it must be found by, at least one of them."""
-
-    name: str
-    rules: frozenset[str]
-    edits: tuple[tuple[str, str, str], ...]
-
-
-def _breakage(name: str, rules: str, *edits: tuple[str, str, str]) -> Breakage:
-    return Breakage(name, frozenset(rules.split()), edits)
 
 
 BREAKAGES: Final = (
@@ -336,6 +327,7 @@ BREAKAGES: Final = (
             "",
         ),
     ),
+    *SHARING,
 )
 
 
@@ -363,7 +355,16 @@ def find(breakage: Breakage, seed: int) -> tuple[bool, str]:
     """Run the short profile on a broken copy: whether it was found by what it breaks, and by what."""
     with broken(breakage) as folder:
         outcome = uvloop.run(
-            run(Profile(seed, REQUESTS, per_round=PER_ROUND, package=folder, patience=PATIENCE))
+            run(
+                Profile(
+                    seed,
+                    REQUESTS if breakage.sharing == "shared" else APART_REQUESTS,
+                    per_round=PER_ROUND,
+                    sharing=breakage.sharing,
+                    package=folder,
+                    patience=PATIENCE,
+                )
+            )
         )
     rules = {violation.rule for violation in outcome.violations}
     return bool(rules & breakage.rules), ", ".join(sorted(rules)) or "nothing"

@@ -46,6 +46,8 @@ class Stuck(asyncio.Event):
     def __init__(self, patience: float = PATIENCE) -> None:
         super().__init__()
         self.patience = patience
+        self.tasks: list[str] = []
+        """Names of tasks, of whatever client: what others can guess."""
 
 
 class Client(asyncio.Protocol):
@@ -72,6 +74,10 @@ class Client(asyncio.Protocol):
         self.requests = 0
         self.last_id = 0
         self.style = rng.choice(("count", "count", "text", "mixed", "same"))
+        if connection.apart and self.style == "same":
+            self.style = "count"  # its server sees these ids, and would be right to refuse
+        self.tasks: list[str] = []
+        """Its own ones."""
         self.closed = asyncio.Event()
         self.changed = asyncio.Event()
         self._partial = b""
@@ -100,7 +106,10 @@ class Client(asyncio.Protocol):
             blob = BLOB.search(line)
             events.append(Received(now, message, blob[1] if blob else b""))
             if "method" in message:
+                if "id" in message and self.connection.apart:
+                    self._answer(message)
                 continue
+            self._learn(message)
             if "id" not in message:
                 self.errors -= 1
             else:
@@ -108,6 +117,22 @@ class Client(asyncio.Protocol):
                 if key in self.open:
                     self._done(key)
         self.changed.set()
+
+    def _answer(self, message: dict[str, Any]) -> None:
+        """Answer a request of the server's, at once."""
+        mark = (message.get("params") or {}).get("mark", "-")
+        self.seq += 1
+        self._note(Sent(time.monotonic(), self.seq, "answer", message["id"], do=mark))
+        line = {"jsonrpc": "2.0", "id": message["id"], "result": {"mark": mark}}
+        self._write(json.dumps(line).encode() + b"\n")
+
+    def _learn(self, message: dict[str, Any]) -> None:
+        """Remember a task that a request has made."""
+        result = message.get("result")
+        task = result.get("task") if isinstance(result, dict) else None
+        if isinstance(task, dict):
+            self.tasks.append(task["taskId"])
+            self.stuck.tasks.append(task["taskId"])
 
     def _done(self, key: tuple[type, object]) -> None:
         if self.open[key] > 1:
@@ -155,8 +180,23 @@ class Client(asyncio.Protocol):
         self.seq += 1
         return f"{self.round}.{self.connection.number}.{self.seq}"
 
-    def call(self, do: str = "echo", pad: int = 0) -> bytes:
-        """A request's line; it is written down as sent."""
+    def call(
+        self,
+        do: str = "echo",
+        pad: int = 0,
+        method: str = "",
+        about: str = "",
+        codes: tuple[int, ...] = (),
+        **members: Any,
+    ) -> bytes:
+        """A request's line; it is written down as sent.
+
+        Args:
+            method: [one that means nothing to the bridge].
+            about: the task it names.
+            codes: errors it is to earn.
+            members: further ones of `params`.
+        """
         rng, mark = self.rng, self.mark()
         id = self.new_id()
         inside = rng.choice(ODDITIES)
@@ -166,7 +206,7 @@ class Client(asyncio.Protocol):
         name = do.partition(":")[0]
         token: Any = None
         meta = ""
-        if name in ("progress", "late") or rng.random() < 0.05:
+        if name in ("progress", "late", "task") or rng.random() < 0.05:
             token = id if rng.random() < 0.7 else rng.choice((7, "7", "token", 0))
             meta = f',"progressToken":{json.dumps(token)}'
             if name == "echo" and rng.random() < 0.1:
@@ -177,15 +217,19 @@ class Client(asyncio.Protocol):
         if modern:
             meta = MODERN + meta
         meta = f',"_meta":{{{meta.removeprefix(",")}}}' if meta else ""
-        method = rng.choice(("tools/call", "tools/call", "resources/read", "example/anything"))
-        params = b'"name":"x","arguments":{"mark":"%s","do":"%s","blob":%s}%s' % (
+        some = rng.choice(("tools/call", "tools/call", "resources/read", "example/anything"))
+        method = method or some
+        more = b"".join(
+            b"%s:%s," % (json.dumps(n).encode(), json.dumps(v).encode()) for n, v in members.items()
+        )
+        params = more + b'"name":"x","arguments":{"mark":"%s","do":"%s","blob":%s}%s' % (
             mark.encode(),
             do.encode(),
             blob,
             meta.encode(),
         )
         line = self._spelled(json.dumps(id).encode(), method.encode(), params)
-        self._note(Sent(time.monotonic(), self.seq, "call", id, mark, do, token, blob))
+        self._note(Sent(time.monotonic(), self.seq, "call", id, mark, do, token, blob, about, codes))
         if name not in ("hang", "late"):
             self._owe(id)
         return line
@@ -226,12 +270,23 @@ class Client(asyncio.Protocol):
         self._note(Sent(time.monotonic(), self.seq, "listen", id, mark, filter=key))
         return json.dumps(line).encode() + b"\n"
 
+    def share(self, kind: str, what: str) -> bytes:
+        """A request about the session: subscribe, unsubscribe or level; `what`: URI or level."""
+        self.seq += 1
+        id = f"session-{self.seq}"
+        method = "logging/setLevel" if kind == "level" else f"resources/{kind}"
+        self._note(Sent(time.monotonic(), self.seq, kind, id, filter=what))
+        self._owe(id)
+        params = {"level" if kind == "level" else "uri": what}
+        return json.dumps({"jsonrpc": "2.0", "id": id, "method": method, "params": params}).encode() + b"\n"
+
     def initialize(self) -> bytes:
         """The legacy handshake's first line."""
         self.seq += 1
         id = self.new_id()
         info = {"name": "client", "version": "1"}
-        params = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": info}
+        can: dict[str, Any] = {"sampling": {}} if self.connection.apart else {}
+        params = {"protocolVersion": "2025-06-18", "capabilities": can, "clientInfo": info}
         self._note(Sent(time.monotonic(), self.seq, "initialize", id))
         self._owe(id)
         line = {"jsonrpc": "2.0", "id": id, "method": "initialize", "params": params}
@@ -270,7 +325,7 @@ class Client(asyncio.Protocol):
         self.last = sent
         if not self._ended:
             self.connection.events.append(sent)
-            self.requests += sent.kind not in ("cancel", "note")
+            self.requests += sent.kind not in ("cancel", "note", "answer")
 
     def _owe(self, id: Any) -> None:
         key = id_key(id)

@@ -61,24 +61,21 @@ def _nothing(server: Server, request: Request, argument: str) -> None:
 
 def _instead(server: Server, request: Request, line: bytes) -> None:
     del server.open[request.uid]
-    server.write(line + b"\n", "W", request.uid)
+    server.write(line + b"\n", "W", request.id.decode())
 
 
 def _error(server: Server, request: Request, argument: str) -> None:
-    del server.open[request.uid]
-    error = {"code": -32050, "message": "as asked", "data": {"mark": request.mark, "n": 0}}
-    line = json.dumps({"jsonrpc": "2.0", "id": request.uid, "error": error}).encode() + b"\n"
-    server.write(line, "A", request.uid, 0)
+    server.fail(request, -32050)
 
 
 def _damaged(server: Server, request: Request, argument: str) -> None:
-    head = b'{"jsonrpc":"2.0","id":%d,' % request.uid
+    head = b'{"jsonrpc":"2.0","id":%s,' % request.id
     mark = request.mark.encode()
     lines = {
         "both": head + b'"result":{"mark":"%s"},"error":{"code":1,"message":""}}' % mark,
         "neither": head[:-1] + b"}",
         "cut": head + b'"result":{"mark":"%s",}' % mark,
-        "tail": b'{"result":{"mark":"%s",},"jsonrpc":"2.0","id":%d}' % (mark, request.uid),
+        "tail": b'{"result":{"mark":"%s",},"jsonrpc":"2.0","id":%s}' % (mark, request.id),
         "utf8": head + b'"result":{"mark":"%s","x":"\xff"}}' % mark,
     }
     _instead(server, request, lines[argument])
@@ -86,7 +83,7 @@ def _damaged(server: Server, request: Request, argument: str) -> None:
 
 def _huge(server: Server, request: Request, argument: str) -> None:
     pad = b"x" * int(argument)
-    _instead(server, request, b'{"jsonrpc":"2.0","id":%d,"result":{"pad":"%s"}}' % (request.uid, pad))
+    _instead(server, request, b'{"jsonrpc":"2.0","id":%s,"result":{"pad":"%s"}}' % (request.id, pad))
 
 
 def _big(server: Server, request: Request, argument: str) -> None:
@@ -97,7 +94,8 @@ def _big(server: Server, request: Request, argument: str) -> None:
 
 def _foreign(server: Server, request: Request, argument: str) -> None:
     mark = request.mark.encode()
-    for id in (b"%d" % (request.uid + 10**9), b'"%d"' % request.uid, b"null", b"%d.0" % request.uid, b"[1]"):
+    uid = 0 if server.apart else request.uid  # where a client's own ids come, its next one may be this
+    for id in (b"%d" % (uid + 10**9), b'"%d%s"' % (uid, b"!" * server.apart), b"null", b"%d.0" % uid, b"[1]"):
         server.out.append(b'{"jsonrpc":"2.0","id":%s,"result":{"mark":"%s","n":7,"blob":[]}}\n' % (id, mark))
     server.answer(request)
 
@@ -107,7 +105,7 @@ def _split(server: Server, request: Request, argument: str) -> None:
     server.flush()
     if server.open.pop(request.uid, None) is None:
         return
-    server.note("A", request.uid, 0)
+    server.note("A", request.id.decode(), 0)
     server.write_notes()
     line = server.result(request, 0)
     for begin in range(0, len(line), max(1, len(line) // 3)):
@@ -117,8 +115,10 @@ def _split(server: Server, request: Request, argument: str) -> None:
 
 
 def _garbage(server: Server, request: Request, argument: str) -> None:
+    garbage = GARBAGE[:-3] if server.apart else GARBAGE  # the last ones would go through
     for n in range(3):
-        server.out.append(GARBAGE[(request.uid + n) % len(GARBAGE)] + b"\n")
+        server.out.append(garbage[(server.serial + n) % len(garbage)] + b"\n")
+    server.serial += 3
     server.answer(request)
 
 
@@ -136,12 +136,21 @@ def _stall(server: Server, request: Request, argument: str) -> None:
 
 def _log(server: Server, request: Request, argument: str) -> None:
     for n in range(int(argument)):
+        if server.era == "legacy":
+            server.session.log("info")
+            continue
         params = {"level": "info", "data": request.mark, "n": n}
-        server.write(server.notify("notifications/message", params), "G", request.uid)
+        server.write(server.notify("notifications/message", params), "G", request.id.decode())
     server.later(3, lambda: server.answer(request))
 
 
 def _ask(server: Server, request: Request, argument: str) -> None:
+    if server.apart and server.era == "legacy":
+        server.session.ask(request, argument)
+        return
+    if server.apart:  # no server of that era asks; it would go through
+        server.answer(request)
+        return
     server.serial += 1
     id = f"ask-{server.serial}"
     if server.era == "legacy":
@@ -152,8 +161,28 @@ def _ask(server: Server, request: Request, argument: str) -> None:
 
 
 def _emit(server: Server, request: Request, argument: str) -> None:
+    if server.era == "legacy":
+        server.session.update(argument)
     server.emit_all(argument)
     server.answer(request)
+
+
+def _say(server: Server, request: Request, argument: str) -> None:
+    if server.era == "legacy":
+        server.session.log(argument)
+    server.answer(request)
+
+
+def _task(server: Server, request: Request, argument: str) -> None:
+    server.session.make(request, argument)
+
+
+def _about_task(server: Server, request: Request, argument: str) -> None:
+    server.session.about(request)
+
+
+def _tasks(server: Server, request: Request, argument: str) -> None:
+    server.session.page(request)
 
 
 def _end(server: Server, request: Request, argument: str) -> None:
@@ -164,6 +193,9 @@ def _end(server: Server, request: Request, argument: str) -> None:
 def _changed(server: Server, request: Request, argument: str) -> None:
     server.serial += 1
     params = {"mark": f"{server.name}/-/{server.serial}/{server.era}"}
+    if server.apart and server.era == "modern":  # it names no subscription, and would go through
+        server.answer(request)
+        return
     server.write(server.notify("notifications/tools/list_changed", params), "T", server.serial)
     server.answer(request)
 
@@ -177,7 +209,7 @@ def _crash(server: Server, request: Request, argument: str) -> None:
     if when == "mid":
         os.write(1, line[: len(line) // 2])
     elif when != "before":
-        server.note("A", request.uid, 0)
+        server.note("A", request.id.decode(), 0)
         server.write_notes()
         os.write(1, line.rstrip(b"\r\n") if when == "tail" else line)
         server.note("F")
@@ -241,6 +273,10 @@ DOES: Final[dict[str, Do]] = {
     "log": _log,
     "ask": _ask,
     "emit": _emit,
+    "say": _say,
+    "task": _task,
+    "about-task": _about_task,
+    "tasks": _tasks,
     "end": _end,
     "changed": _changed,
     "crash": _crash,

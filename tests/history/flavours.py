@@ -14,8 +14,22 @@ from typing import Any, Final
 from tests.history.client import MODERN, Client
 from tests.history.record import Sent
 from tests.history.server import filter_key
+from tests.history.session import LEVELS, PAGE
 
 URIS: Final = tuple(f"demo:{n}" for n in range(6))
+PARTS: Final = ("demo:0/part", "demo:0/part/deep", "demo:1/part")
+"""A subscription to the whole is told of these, too."""
+
+SUBSCRIBED: Final = (
+    *URIS[:2],
+    *URIS[:2],
+    "demo:0/part",
+    "demo:0/",
+    "demo:2",
+    "demo:slow",
+    "demo:slow-refuse",
+)
+"""In a legacy session: few, so that many clients hold the same."""
 
 # What the server does with a request, and how often in a thousand. The rest is a plain echo.
 DOES: Final[tuple[tuple[str, float], ...]] = (
@@ -43,6 +57,7 @@ DOES: Final[tuple[tuple[str, float], ...]] = (
     ("ask:sampling/createMessage", 4),
     ("ask:ping", 4),
     ("emit", 40),
+    ("say", 15),
     ("end:result", 2),
     ("end:cancel", 2),
     ("changed", 6),
@@ -56,7 +71,9 @@ def some_do(client: Client) -> str:
     """What the server is to do with the next request."""
     do = client.rng.choices(_NAMES, _WEIGHTS)[0]
     if do == "emit":
-        return f"emit:{client.rng.choice([*URIS, 'tools', 'demo:slow'])}"
+        return f"emit:{client.rng.choice([*URIS, *PARTS, 'tools', 'demo:slow'])}"
+    if do == "say":
+        return f"say:{client.rng.choice(LEVELS)}"
     if do.startswith("end:"):
         return f"{do}/{client.rng.choice(URIS)}"
     return do
@@ -238,11 +255,16 @@ SILENT: Final = (
 """Lines that earn nothing."""
 
 
+def silent(client: Client) -> tuple[bytes, ...]:
+    """Those that a client of this kind may send: what would go through to its own server it may not."""
+    return SILENT[3:] if client.connection.apart else SILENT
+
+
 def refused(client: Client) -> list[bytes]:
     """A line that is valid JSON, and no request; or one that means nothing."""
     rng = client.rng
     if rng.random() < 0.4:
-        return [rng.choice(SILENT)]
+        return [rng.choice(silent(client))]
     line, code, id = rng.choice([bad for bad in BAD if bad[1] != -32700 and bad[1] != -31004])
     return [client.bad(line, code, id=id)]
 
@@ -261,7 +283,7 @@ async def garbler(client: Client, requests: int) -> None:
                 continue
             stranger = stranger or (code == -32700 and client.connection.transport == "tcp")
             lines.append(client.bad(line, code, id=id))
-        lines.append(client.rng.choice(SILENT))
+        lines.append(client.rng.choice(silent(client)))
         await client.send(*lines, cut=client.rng.random() < 0.2)
         if not await client.settled():
             break
@@ -326,6 +348,65 @@ async def subscriber(client: Client, requests: int) -> None:
         await client.close()
 
 
+async def sharer(client: Client, requests: int) -> None:
+    """A legacy client that subscribes, sets levels and makes tasks, as many others do in the same session."""
+    rng = client.rng
+    if client.style == "same":
+        client.style = "count"
+    await opened(client)
+    await client.settled()
+    for _ in range(max(3, requests // 16)):
+        if client.closed.is_set():
+            break
+        lines = []
+        for _ in range(rng.choice((1, 1, 2, 3))):
+            dice = rng.random()
+            if dice < 0.45:
+                lines.append(client.share("subscribe", rng.choice(SUBSCRIBED)))
+            elif dice < 0.7:
+                lines.append(client.share("unsubscribe", rng.choice(SUBSCRIBED)))
+            elif dice < 0.8:
+                lines.append(client.share("level", rng.choice(LEVELS)))
+            else:
+                do = rng.choice(("task:25", "task:9", "task:hang"))
+                lines.append(client.call(do, method="tools/call", task={}))
+        await client.send(*lines)
+        if rng.random() < 0.7:
+            await client.settled()
+        dos = [f"emit:{rng.choice([*SUBSCRIBED, *URIS, *PARTS])}" for _ in range(6)]
+        dos += [f"say:{rng.choice(LEVELS)}" for _ in range(3)]
+        rng.shuffle(dos)
+        lines = about_tasks(client) + [client.call(do) for do in dos]
+        # The last one is a plain request: with its answer everything before it has come.
+        await client.send(*lines, client.call())
+        if not await client.settled(rng.choice((0, 4))):
+            break
+    await client.settled()
+    if rng.random() < 0.4:
+        await client.abort()
+    else:
+        await client.close(waited=True)
+
+
+def about_tasks(client: Client) -> list[bytes]:
+    """Questions about tasks: its own, others', and all there are."""
+    rng = client.rng
+    lines = []
+    if client.tasks and rng.random() < 0.6:
+        method = rng.choice(("tasks/get", "tasks/get", "tasks/result", "tasks/cancel"))
+        task = rng.choice(client.tasks)
+        lines.append(client.call("about-task", method=method, about=task, taskId=task))
+    foreign = [task for task in client.stuck.tasks[-20:] if task not in client.tasks]
+    if foreign and rng.random() < 0.5:
+        task = rng.choice(foreign)
+        method = rng.choice(("tasks/get", "tasks/result", "tasks/cancel"))
+        lines.append(client.call("about-task", method=method, about=task, codes=(-32602,), taskId=task))
+    if rng.random() < 0.5:
+        lines.append(client.call("tasks", method="tasks/list"))
+        lines.append(client.call("tasks", method="tasks/list", cursor=str(PAGE * rng.randrange(4))))
+    return lines
+
+
 def acknowledged(client: Client) -> int:
     """How many acknowledgements have come."""
     return sum(
@@ -359,4 +440,5 @@ FLAVOURS: Final[tuple[tuple[Flavour, float], ...]] = (
     (never_reader, 2),
     (garbler, 7),
     (subscriber, 24),
+    (sharer, 16),
 )

@@ -11,10 +11,12 @@ each client got, `judge_listens.py` at its subscriptions.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import dataclass, field
 
 from tests.history.judge_client import ClientJudge
+from tests.history.judge_sessions import LifeSession, Made, judge_sessions, read
 from tests.history.record import History, Life, Logged, Violation
 
 SPAWN = 1.5
@@ -36,6 +38,8 @@ class Served:
     mark: str
     do: str
     at: float
+    position: int = 0
+    """In the log."""
     answered: int | None = None
     """Position of the first answer in the log."""
     flushed: bool = False
@@ -86,6 +90,11 @@ class Facts:
     """When the bridge was asked to replace the server's processes."""
     emitted: dict[str, list[Emission]] = field(default_factory=dict)
     """By filter: what every holder of that filter's shared subscription must be told."""
+    sessions: dict[str, LifeSession] = field(default_factory=dict)
+    """By life."""
+    tasks: dict[str, Made] = field(default_factory=dict)
+    owners: dict[str, set[int]] = field(default_factory=dict)
+    """Connections whose requests came to a process, by its name."""
 
     def replaced(self, life: Life, at: float) -> bool:
         """Whether a process may have been replaced by then, and serves out its time.
@@ -94,11 +103,15 @@ class Facts:
         """
         return any(life.started - SPAWN < asked <= at for asked in self.replacements)
 
+    def serves_out(self, life: Life, at: float) -> bool:
+        """Whether what a process wrote at that time may be read when it is replaced already."""
+        return not life.apart and self.replaced(life, at + UNREAD)
+
 
 def judge(history: History) -> list[Violation]:
     """Every promise that this history shows to be broken; empty if all were kept."""
     found: list[Violation] = []
-    facts = Facts(deaths=any(life.dead for life in history.lives))
+    facts = Facts(deaths=any(life.died for life in history.lives))
     facts.replacements = history.replacements
     uids: Counter[int] = Counter()
     for life in history.lives:
@@ -115,6 +128,8 @@ def judge(history: History) -> list[Violation]:
         client.judge()
     _judge_cancels(facts, clients, found)
     _judge_listens(facts, clients, found)
+    judge_sessions(facts, clients, found)
+    _judge_processes(history, facts, clients, found)
     _judge_order(history, found)
     _judge_bridge(history, found)
     return found
@@ -126,16 +141,22 @@ def _read_life(life: Life, facts: Facts, uids: Counter[int], found: list[Violati
     unflushed: list[Served] = []
     initialized = 0
     shared: dict[str, set[str]] = {}
+    marks: dict[str, tuple[str, str]] = {}
+    questions: set[str] = set()
+    session = facts.sessions[life.name] = LifeSession(life)
+    facts.owners[life.name] = set()
     acknowledged: set[str] = set()
     for position, event in enumerate(life.events):
         kind, fields = event.kind, event.fields
         if kind == "R":
             uid, mark, do, _ = fields
-            uids[int(uid)] += 1
-            by_uid[uid] = served = Served(life, uid, mark, do, event.at)
+            _used(life, uid, uids)
+            marks[uid] = (mark, do)
+            facts.owners[life.name].add(connection_of(mark))
+            by_uid[uid] = served = Served(life, uid, mark, do, event.at, position)
             facts.served.setdefault(mark, []).append(served)
         elif kind == "L":
-            uids[int(fields[0])] += 1
+            _used(life, fields[0], uids)
             uid, filter, mark = fields
             facts.heard[life.name, uid] = Heard(life, uid, filter, mark, event.at)
             if mark == "-":
@@ -145,7 +166,7 @@ def _read_life(life: Life, facts: Facts, uids: Counter[int], found: list[Violati
         elif kind == "S":
             filter = facts.heard[life.name, fields[0]].filter
             only = shared.get(filter) == {fields[0]} and fields[0] in acknowledged
-            if only and not facts.replaced(life, event.at + UNREAD):
+            if only and not facts.serves_out(life, event.at):
                 emission = Emission(life.name, fields[0], int(fields[1]), event.at, position)
                 facts.emitted.setdefault(filter, []).append(emission)
         elif kind == "A":
@@ -162,17 +183,28 @@ def _read_life(life: Life, facts: Facts, uids: Counter[int], found: list[Violati
             if fields[0] in by_uid and by_uid[fields[0]].answered is None:
                 by_uid[fields[0]].progress.append(int(fields[1]))
         elif kind == "C":
-            _cancelled(life, event, position, by_uid, facts, found)
+            if fields[0] not in questions:
+                _cancelled(life, event, position, by_uid, facts, found)
             _no_longer_shared(facts, life, shared, fields[0])
         elif kind == "Z":
             facts.heard[life.name, fields[0]].ended = True
             _no_longer_shared(facts, life, shared, fields[0])
         elif kind == "H":
             initialized += fields[0] == "initialize"
+        elif kind in "uvsx" and not life.apart:
+            _used(life, fields[0], uids)
+            questions.add(fields[0])
         elif kind == "X":
             found.append(Violation("server-saw", f"{life.name}: {fields[0]}"))
-    if initialized > 1:
+        read(event, position, session, marks, facts)
+    if initialized > 1 and not life.apart:  # there a client says what it likes
         found.append(Violation("server-saw", f"{life.name}: {initialized} times `initialize`"))
+
+
+def _used(life: Life, uid: str, uids: Counter[int]) -> None:
+    """An id came to a process. Where the bridge chooses them none comes twice."""
+    if not life.apart:
+        uids[int(uid)] += 1
 
 
 def _no_longer_shared(facts: Facts, life: Life, shared: dict[str, set[str]], uid: str) -> None:
@@ -213,7 +245,8 @@ def _judge_cancels(facts: Facts, clients: dict[int, ClientJudge], found: list[Vi
                 found.append(
                     Violation("wrongly-cancelled", f"{mark} ({run.do}), which its client had not given up")
                 )
-            done = run.answered is not None or run.cancelled is not None or run.life.dead
+            over = run.life.dead and (run.life.died or not run.life.ended_in_order)
+            done = run.answered is not None or run.cancelled is not None or over
             if not done and run.do.split(":")[0] not in DAMAGED and since is not None:
                 found.append(Violation("not-cancelled", f"{mark} ({run.do}) in {run.life.name} as {run.uid}"))
 
@@ -232,11 +265,32 @@ def _judge_listens(facts: Facts, clients: dict[int, ClientJudge], found: list[Vi
         found += [
             Violation("wrongly-cancelled", f"listen {heard.uid} ({heard.filter}), held by {client.name}")
             for client in clients.values()
+            if not heard.life.apart or client.connection.number in facts.owners[heard.life.name]
             for listen in client.listens.listens
             if listen.sent.filter == heard.filter
             and (heard.mark if heard.mark != "-" else "") == listen.sent.mark
+            and (not heard.life.apart or heard.uid == json.dumps(listen.sent.id))
             and listen.held_at(heard.cancelled_at, client)
         ]
+
+
+def _judge_processes(
+    history: History, facts: Facts, clients: dict[int, ClientJudge], found: list[Violation]
+) -> None:
+    """Each client meets the process it is to meet: one of its own, or the one for all."""
+    for life in history.lives:
+        owners = facts.owners[life.name]
+        if life.apart and len(owners) > 1:
+            found.append(Violation("wrong-process", f"{life.name} was to be one client's: {owners}"))
+        found += [
+            Violation("wrong-process", f"{clients[number].name} came to {life.name}")
+            for number in owners & clients.keys()
+            if clients[number].connection.apart is not life.apart
+        ]
+    for client in clients.values():
+        own = [name for name, owners in facts.owners.items() if client.connection.number in owners]
+        if client.connection.apart and len(own) > 1:
+            found.append(Violation("wrong-process", f"{client.name} came to {own}"))
 
 
 def _judge_order(history: History, found: list[Violation]) -> None:

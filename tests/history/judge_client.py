@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from tests.history.judge_listens import ListenJudge
+from tests.history.judge_sessions import KINDS, UNKNOWN, SessionJudge
 from tests.history.record import (
     Connection,
     Ended,
@@ -29,6 +30,9 @@ SERVER_UNAVAILABLE: Final = -31002
 OVERLOADED: Final = -31003
 TOO_LARGE: Final = -31004
 INVALID_RESPONSE: Final = -31008
+
+CLOSING: Final = 3.0
+"""How long after its process's death, in seconds, a client is closed at the latest, on a busy machine."""
 
 BAD_LINES: Final = 10
 """In a row: then the bridge may close a Unix connection; on TCP after the first."""
@@ -71,6 +75,7 @@ class ClientJudge:
         self.open: dict[tuple[type, object], list[Asked]] = {}
         self.unread_bad: list[Sent] = []
         self.listens = ListenJudge(self)
+        self.sessions = SessionJudge(self)
         self.bad_in_row = 0
         self.provoked = False
         self.half: Ended | None = None
@@ -98,8 +103,10 @@ class ClientJudge:
             elif event.how == "half":
                 self.half = event
                 self.listens.over()
+                self.sessions.over(event.at)
             elif self.end is None:
                 self.end = event
+                self.sessions.over(event.at)
         self._ended()
 
     def abandoned_at(self, mark: str) -> float | None:
@@ -129,9 +136,14 @@ class ClientJudge:
             self.bad_in_row = 0
         if sent.kind == "note":
             return
+        if sent.kind == "answer":
+            self.sessions.answers(sent)
+            return
         asked = Asked(sent)
         if sent.mark:
             self.by_mark[sent.mark] = asked
+        if sent.kind in KINDS:
+            self.sessions.sent(sent)
         if sent.kind == "listen":
             self.listens.open(sent)
         else:
@@ -190,7 +202,7 @@ class ClientJudge:
         if code in asked.sent.codes:
             rank = 0
         elif not isinstance(error, dict):
-            rank = 0 if asked.sent.kind in ("initialize", "ping") else 9
+            rank = 0 if asked.sent.kind in ("initialize", "ping", *KINDS) else 9
         elif code in (INVALID_RESPONSE, TOO_LARGE):
             right = name == ("damaged" if code == INVALID_RESPONSE else "huge")
             rank = 9 if not right or run is None else 1 - run.instead
@@ -198,7 +210,7 @@ class ClientJudge:
             rank = 0 if run is None else 9
         elif run is None:
             rank = 1
-        elif run.flushed or run.at > self.now or not run.life.dead:
+        elif run.flushed or run.at > self.now or not run.life.died:
             rank = 9
         else:
             rank = 0 if run.answered is None and not run.instead else 2
@@ -206,7 +218,7 @@ class ClientJudge:
 
     def _died(self, asked: Asked) -> bool:
         runs = self.facts.served.get(asked.sent.mark, [])
-        return any(run.life.dead and not run.flushed and not run.instead for run in runs)
+        return any(run.life.died and not run.flushed and not run.instead for run in runs)
 
     def _outcome(self, asked: Asked, message: Message, received: Received) -> None:
         sent = asked.sent
@@ -221,12 +233,16 @@ class ClientJudge:
         if asked.sure:
             self.complain("after-cancel", f"{what} was answered long after it was cancelled: {show(message)}")
         self._note_answered(sent.seq)
+        if sent.kind in KINDS:
+            self.sessions.settled(sent, message)
         run = next(iter(self.facts.served.get(sent.mark, [])), None) if sent.mark else None
         error = message.get("error")
         own = isinstance(error, dict) and isinstance(error.get("data"), dict) and error["data"].get("source")
         if isinstance(error, dict) and own == "mcp-bridge":
             self._own_error(asked, error, run, what, received.at)
-        elif sent.codes:
+        elif "error" in message and self.sessions.fits(sent, error):
+            pass
+        elif sent.codes or (sent.kind in KINDS and "error" in message):
             self.complain("wrong-outcome", f"{what} earned {show(message)}")
         elif sent.kind == "call":
             self._server_answer(asked, message, run, what, received)
@@ -256,7 +272,7 @@ class ClientJudge:
         if run.cancelled is not None and run.cancelled < run.answered:
             self.complain("after-cancel", f"{what} was answered after its cancellation, and delivered")
         if "error" in message:
-            if name != "error":
+            if name not in ("error", "about-task"):
                 self.complain("altered", f"{what} earned {show(message)}")
             return
         if not isinstance(result, dict):
@@ -269,6 +285,7 @@ class ClientJudge:
             self.complain("altered", f"{what}: sent {sent.blob[:200]!r}, received {received.blob[:200]!r}")
         if "id" in message and set(message) - {"jsonrpc", "id", "result", "unknown"}:
             self.complain("altered", f"{what}: strange members in {show(message)}")
+        self.sessions.result(asked, run.life, result)
         if sent.token is not None and asked.progress != run.progress:
             self.complain("lost-progress", f"{what}: {run.progress} was sent, {asked.progress} came")
 
@@ -288,8 +305,10 @@ class ClientJudge:
         elif code == TOO_LARGE:
             fits = name == "huge" and run is not None and delivered is True
         elif code == SERVER_EXITED:
-            dead = run.life.dead if run is not None else self.facts.deaths
-            fits = dead and delivered is True
+            died = run.life.died if run is not None else self.facts.deaths
+            fits = died and (delivered is True or (self.connection.apart and run is None))
+        elif code == UNKNOWN and name == "about-task":
+            fits = delivered is False and run is None and self.sessions.forgotten(sent.filter, at)
         elif code == SERVER_UNAVAILABLE:
             fits = delivered is False and at - sent.at >= self.history.rules.restart_wait - 0.5
         elif code == OVERLOADED:
@@ -306,9 +325,12 @@ class ClientJudge:
         method = message["method"]
         params = message.get("params") or {}
         if "id" in message:
-            self.complain("stray-request", f"received {show(message)}")
+            if not self.sessions.question(message):
+                self.complain("stray-request", f"received {show(message)}")
         elif method == "notifications/progress":
             self._progress(params, message)
+        elif self.connection.era == "legacy" and self.sessions.notification(method, params, message):
+            pass
         elif method == "notifications/message":
             asked = self.by_mark.get(str(params.get("data")))
             if asked is None:
@@ -329,7 +351,8 @@ class ClientJudge:
 
     def _progress(self, params: dict[str, Any], message: Message) -> None:
         asked = self.by_mark.get(str(params.get("message")))
-        if asked is None or asked.sent.token is None or asked.outcome is not None or asked.sure:
+        over = asked is not None and asked.outcome is not None and not asked.sent.do.startswith("task")
+        if asked is None or asked.sent.token is None or over or asked.sure:
             self.complain("stray-progress", f"received {show(message)}")
         elif not same(params.get("progressToken"), asked.sent.token):
             self.complain("wrong-id", f"token {asked.sent.token!r} came back in {show(message)}")
@@ -344,6 +367,7 @@ class ClientJudge:
     def _ended(self) -> None:
         self.listens.over()
         self.listens.complete()
+        self.sessions.complete()
         end = self.end
         if end is None:
             self.complain("no-outcome", "the connection was never ended; the history is not complete")
@@ -361,6 +385,7 @@ class ClientJudge:
             if self.half is not None:
                 self.gone_at = min(end.at, self.half.at + self.history.rules.linger * 0.9)
             if end.waited:
+                self._outlives(end)
                 self._all_settled(end)
                 if self.half is not None:
                     self.complain("no-end", "it stopped sending, was owed nothing, and was not closed")
@@ -378,7 +403,17 @@ class ClientJudge:
             self.complain("no-outcome", f"a bad line earned none of {sent.codes}")
         self.listens.all_settled()
 
+    def _outlives(self, end: Ended) -> None:
+        """A client whose own process has died is closed."""
+        for life in self.history.lives:
+            if life.apart and self.connection.number in self.facts.owners[life.name] and life.died:
+                deaths = [event.at for event in life.events if event.kind == "D"]
+                if deaths and end.at - deaths[0] > CLOSING:
+                    self.complain("no-end", f"its process {life.name} died, and it was not closed")
+
     def _closed_by_bridge(self, end: Ended) -> None:
+        if self._lost_its_process(end):
+            return
         if self.half is None:
             if not self.connection.lazy and not self.provoked:
                 self.complain(
@@ -393,6 +428,20 @@ class ClientJudge:
                     "half-close-lost", f"closed {end.at - self.half.at:.2f} s after it, owing {marks}"
                 )
             self.listens.half_closed()
+
+    def _lost_its_process(self, end: Ended) -> bool:
+        """Whether its own process has died: then the bridge closes, once everything is answered."""
+        if not self.connection.apart:
+            return False
+        number = self.connection.number
+        died = [life for life in self.history.lives if life.apart and life.died]
+        own = [life for life in died if number in self.facts.owners[life.name]]
+        for asked in self._unsettled():
+            runs = self.facts.served.get(asked.sent.mark, [])
+            if any(run.life in own for run in runs) and not self.connection.lazy:
+                self.complain("no-outcome", f"{asked.sent.mark} ({asked.sent.do}), when its process had died")
+        # One that never got a request may be anybody's.
+        return bool(own) or any(not self.facts.owners[life.name] for life in died)
 
 
 def mark_of(message: Message) -> str | None:

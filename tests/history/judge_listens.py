@@ -114,7 +114,8 @@ class ListenJudge:
         error = message.get("error")
         if error is not None:
             refused = error.get("code") == REFUSED and "refuse" in listen.sent.filter
-            spent = error.get("code") == OPENINGS_SPENT and client.facts.deaths and listen.acked_at is None
+            spent = error.get("code") == OPENINGS_SPENT and client.facts.deaths
+            spent = spent and (listen.acked_at is None or client.connection.apart)
             if not refused and not spent:
                 client.complain("wrong-outcome", f"{name} earned {show(message)}")
             return True

@@ -60,6 +60,8 @@ class Nemesis:
         self._rng = rng
         self._replace = replace
         self.kills = 0
+        self.killed: set[int] = set()
+        """Process ids."""
         self.replacements = 0
         self.freezes = 0
 
@@ -80,18 +82,21 @@ class Nemesis:
                     continue
                 if self._rng.random() < 0.5:
                     if self._may_kill(era):
-                        self.kills += 1
-                        send(descriptor, signal.SIGKILL)
+                        self._kill(descriptor, pid)
                 else:
                     self.freezes += 1
                     send(descriptor, signal.SIGSTOP)
                     try:
                         await asyncio.sleep(self._rng.choice(FREEZES))
                         if self._rng.random() < 0.2 and self._may_kill(era):
-                            self.kills += 1
-                            send(descriptor, signal.SIGKILL)
+                            self._kill(descriptor, pid)
                     finally:
                         send(descriptor, signal.SIGCONT)
+
+    def _kill(self, descriptor: int, pid: int) -> None:
+        self.kills += 1
+        self.killed.add(pid)
+        send(descriptor, signal.SIGKILL)
 
     def _text(self) -> str:
         return self._lives.read_text(encoding="utf-8") if self._lives.exists() else ""
@@ -104,7 +109,7 @@ class Nemesis:
 
     def _may_kill(self, era: str) -> bool:
         """A death that would cost everybody a long back-off is put off."""
-        return next_delay(starts_of(self._text(), era), time.monotonic()) <= PATIENCE
+        return era == "apart" or next_delay(starts_of(self._text(), era), time.monotonic()) <= PATIENCE
 
 
 def send(descriptor: int, number: signal.Signals) -> None:

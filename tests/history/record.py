@@ -22,7 +22,7 @@ class Sent:
     seq: int
     """Its number on its connection."""
     kind: str
-    """call, listen, initialize, ping, refused, cancel, note, or bad."""
+    """call, listen, initialize, ping, refused, cancel, note, bad, answer; subscribe, unsubscribe, level."""
     id: Any = None
     """Of a request, as Python reads it; None without one. Of a cancel: the request it names."""
     mark: str = ""
@@ -33,7 +33,7 @@ class Sent:
     blob: bytes = b"[]"
     """What must come back byte for byte."""
     filter: str = ""
-    """Of a listen."""
+    """Of a listen. Of a subscription its URI; of a level that; of a question about a task its name."""
     codes: tuple[int, ...] = ()
     """Of a refused or bad line: the errors it may earn."""
 
@@ -71,6 +71,8 @@ class Connection:
     transport: str
     era: str
     events: list[Event] = field(default_factory=list)
+    apart: bool = False
+    """It has a server process of its own."""
     lazy: bool = False
     """It does not always read, and may be cut for it."""
 
@@ -81,10 +83,14 @@ class Logged:
 
     B era: it settled on one.  H method: a question of the bridge's own.  R uid mark do token: a request.
     L uid filter mark: a listen.  C uid: a cancellation.  N mark method: a notification.
-    Q method: a response.  X text: what must not come.
+    Q method: a response; or of a client's own process Q mark how.  X text: what must not come.
     A uid n: about to write an answer (n > 0: once more).  W uid: something instead.  P uid n: progress.
     G uid: a log notification.  K uid filter: an acknowledgement.  S uid n: a notification of a subscription.
     Z uid how: the end of a listen.  T n: a list has changed.
+    Of a legacy session, subscribe, unsubscribe and setLevel without a mark:  u uid uri.  v uid uri.
+    s uid level.  a uid how: their answer (ok, no).  m n uri: an update.  g n level task: a log message.
+    t uid task: a task was made.  i n task: its state.  x uid task: cancelled by the bridge.
+    y uid task: cancelled by its client.  l uid tasks: a page of a list.  q mark: a request to the client.
     F: everything up to here is in the pipe.  D how: it dies by itself.
     """
 
@@ -104,6 +110,26 @@ class Life:
     dead: bool = False
     """It is gone, or was ended by the bridge, before the round was judged."""
     events: list[Logged] = field(default_factory=list)
+    killed: bool = False
+    """By the nemesis."""
+
+    @property
+    def apart(self) -> bool:
+        """It served one client alone; the bridge ends it when that leaves."""
+        return self.era == "apart"
+
+    @property
+    def ended_in_order(self) -> bool:
+        """Of one that is apart: it read its input to the end."""
+        return not self.apart or any(e.kind == "D" and e.fields[0] == "end of input" for e in self.events)
+
+    @property
+    def died(self) -> bool:
+        """It ended without being asked to by the bridge."""
+        if not self.apart:
+            return self.dead
+        own = any(event.kind == "D" and event.fields[0] != "end of input" for event in self.events)
+        return self.killed or own
 
 
 @dataclass(slots=True)
@@ -124,6 +150,7 @@ class Sample:
 class Rules:
     """What the bridge was started with, as far as it decides what is right. Seconds and bytes."""
 
+    sharing: str = "shared"
     linger: float = 2.0
     restart_wait: float = 30.0
     max_queued: int = 4096

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.history.client import PATIENCE, Client, Stuck, connect
-from tests.history.flavours import FLAVOURS, Flavour, opened, prober
+from tests.history.flavours import FLAVOURS, Flavour, opened, prober, sharer
 from tests.history.judge import judge
 from tests.history.nemesis import MARK, Nemesis
 from tests.history.record import (
@@ -44,6 +44,7 @@ OPTIONS: Final = (
     *("--client-buffer", "8MiB"),
     *("--max-request", "512KiB"),
     *("--max-message", "1MiB"),
+    *("--max-children", "64"),
 )
 """Small limits, so that they are met."""
 
@@ -62,6 +63,7 @@ class Profile:
     requests: int = 20_000
     listen: Sequence[str] = ("unix", "tcp")
     per_round: int = 20_000
+    sharing: str = "shared"
     only: int | None = None
     """Only this round."""
     package: Path = ROOT
@@ -189,13 +191,17 @@ class Round:
         self._rng = random.Random(f"{profile.seed}/{number}")
         self._stuck = Stuck(profile.patience)
         self._seats = asyncio.Semaphore(TOGETHER)
-        self.history = History(number, Rules(), replacements=observer.replacements, samples=observer.samples)
+        rules = Rules(profile.sharing)
+        self.history = History(number, rules, replacements=observer.replacements, samples=observer.samples)
 
     def _client(self, era: str, address: str) -> Client:
         transport = address.partition(":")[0]
-        connection = Connection(len(self.history.connections), transport, era)
+        number = len(self.history.connections)
+        rng = random.Random(f"{self._profile.seed}/{self.history.round}/{number}")
+        sharing = self._profile.sharing
+        apart = sharing == "isolated" or (sharing == "auto" and era == "legacy" and rng.random() < 0.5)
+        connection = Connection(number, transport, era, apart=apart)
         self.history.connections.append(connection)
-        rng = random.Random(f"{self._profile.seed}/{self.history.round}/{connection.number}")
         return Client(connection, rng, self.history.round, self._stuck)
 
     async def warm_up(self) -> None:
@@ -216,9 +222,12 @@ class Round:
         while sum(client.requests for client in clients) < requests:
             flavour = self._rng.choices([f for f, _ in FLAVOURS], [w for _, w in FLAVOURS])[0]
             era = self._rng.choices(("modern", "legacy"), (6, 4))[0]
+            if flavour is sharer:
+                era = "legacy"
             if self._rng.random() < 0.02:
                 flavour, era = prober, "modern"
-            share = self._rng.randrange(40, 400)
+            # Where each client costs a process there are to be many of them all the same.
+            share = self._rng.randrange(40, 400 if self._profile.sharing == "shared" else 120)
             await self._seats.acquire()
             address = self._rng.choice(self._bridge.addresses)
             client = self._client(era, address)
@@ -242,13 +251,16 @@ class Round:
     async def quiesce(self) -> None:
         """Wait until the bridge and its servers have settled everything, as far as they do."""
         deadline = time.monotonic() + QUIET
+        calm = 0
         fewest = min((s.descriptors for s in self._observer.samples if s.quiet), default=10**6)
         while True:
             self._observer.read()
             with contextlib.suppress(OSError):
                 sample = self._observer.sample()
                 if not self._observer.pending() and sample.descriptors <= fewest:
-                    break
+                    calm += 1
+                    if calm > 1:  # what was cancelled last has been read, too
+                        break
             if time.monotonic() > deadline or self._bridge.process.poll() is not None:
                 break
             await asyncio.sleep(0.1)
@@ -299,7 +311,11 @@ async def run(profile: Profile, tell: Callable[[str], None] = lambda _: None) ->
         command = server_command("../history/server.py")
         try:
             async with running_bridge(
-                *command, options=OPTIONS, listen=list(profile.listen), env=env, cwd=profile.package
+                *command,
+                options=(*OPTIONS, "--sharing", profile.sharing),
+                listen=list(profile.listen),
+                env=env,
+                cwd=profile.package,
             ) as bridge:
                 await _rounds(profile, bridge, folder, mark, outcome, tell)
                 if outcome.violations:
@@ -342,6 +358,8 @@ async def _rounds(
                 helper.cancel()
             await asyncio.gather(*helpers, return_exceptions=True)
         await each.quiesce()
+        for life in observer.lives.values():
+            life.killed = life.pid in nemesis.killed
         outcome.violations += each.judge()
         if outcome.violations and profile.keep is not None:
             profile.keep.write_bytes(pickle.dumps(each.history))
@@ -354,7 +372,7 @@ async def _rounds(
         outcome.quiet.append(observer.samples[-1])
         for connection in each.history.connections:
             outcome.requests += sum(
-                isinstance(event, Sent) and event.kind not in ("cancel", "note")
+                isinstance(event, Sent) and event.kind not in ("cancel", "note", "answer")
                 for event in connection.events
             )
             outcome.received += sum(isinstance(event, Received) for event in connection.events)

@@ -1,9 +1,11 @@
 """The server of the history checker: each request says what is to be done with it.
 
 Started by the bridge as `python -S server.py`. It speaks both eras, but each process only that of its first
-request. What it does is in its log, `$HISTORY_DIR/log.NAME`, before anybody can see an effect of it: one
-event a line, tab-separated, with the clock's monotonic seconds. `record.py` lists the events.
-`$HISTORY_DIR/lives` has a line for each process that starts ("S") and for each that settles on an era ("E").
+request; one whose first words are a client's own is that client's alone ("apart").
+
+What it does is in its log, `$HISTORY_DIR/log.NAME`, before anybody can see an effect of it: one event a line,
+tab-separated, with the clock's monotonic seconds. `record.py` lists the events. `$HISTORY_DIR/lives` has a
+line for each process that starts ("S") and for each that settles on an era ("E": modern, legacy, or apart).
 
 A request says what to do in `params.arguments`: `mark` (unique), `do` (NAME or NAME:ARGUMENT, see does.py),
 `blob` (an array without `]` inside, handed back byte for byte).
@@ -20,11 +22,16 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from tests.history.session import Session
 
 BLOB: Final = re.compile(rb'"blob":(\[[^\]]*\])')
 PREFIX: Final = "io.modelcontextprotocol/"
 READ: Final = 256 * 1024
+STRAY: Final = 99
+"""Progress from this number on is nobody's, and the bridge is to drop it where it looks."""
 # Deaths that cost everybody a longer back-off than this are saved for later.
 PATIENCE: Final = 2.0
 # The bridge forgets a back-off after so long a life, in seconds.
@@ -54,14 +61,22 @@ def starts_of(text: str, era: str) -> list[float]:
 class Request:
     """One that is not answered yet."""
 
-    __slots__ = ("blob", "do", "mark", "token", "uid")
+    __slots__ = ("blob", "do", "extra", "id", "mark", "method", "params", "token", "uid")
 
-    def __init__(self, uid: Any, mark: str, do: str, token: Any, blob: bytes) -> None:
+    def __init__(
+        self, uid: Any, mark: str, do: str, token: Any, blob: bytes, method: str, params: dict[str, Any]
+    ) -> None:
         self.uid = uid
+        self.id = json.dumps(uid).encode()
+        """As it is spelled."""
         self.mark = mark
         self.do = do
         self.token = token
         self.blob = blob
+        self.method = method
+        self.params = params
+        self.extra = b""
+        """Further members of the result."""
 
 
 class Listen:
@@ -89,7 +104,18 @@ Do = Callable[["Server", Request, str], None]
 class Server:
     """One process."""
 
-    def __init__(self, folder: str, does: Mapping[str, Do], deaths: Sequence[str]) -> None:
+    def __init__(
+        self,
+        folder: str,
+        does: Mapping[str, Do],
+        deaths: Sequence[str],
+        session: Callable[[Server], Session],
+        capabilities: dict[str, Any],
+    ) -> None:
+        self.session = session(self)
+        self.capabilities = capabilities
+        self.apart = False
+        """It serves one client, which speaks to it itself."""
         self.folder = folder
         self.does = does
         self.deaths = deaths
@@ -186,6 +212,10 @@ class Server:
             self.note("N", (message.get("params") or {}).get("mark", "-"), method)
 
     def response(self, message: dict[str, Any]) -> None:
+        if self.apart:
+            if not self.session.answered(message):
+                self.note("X", f"a response nobody waits for: {json.dumps(message)[:200]}")
+            return
         asked = self.asked.pop(str(message.get("id")), None)
         if asked is None or ("error" in message) is not (asked == "sampling/createMessage"):
             self.note("X", f"a response nobody waits for: {json.dumps(message)[:200]}")
@@ -193,32 +223,36 @@ class Server:
             self.note("Q", asked)
 
     def cancelled(self, uid: Any) -> None:
-        self.note("C", uid)
+        self.note("C", json.dumps(uid))
         request = self.open.get(uid)
         if request is not None and request.do.startswith("stubborn"):
             return
         self.open.pop(uid, None)
         self.listens.pop(uid, None)
         if request is not None and request.do.startswith("late"):
-            self.write(self.result(request, 0), "A", uid, 0)
+            self.write(self.result(request, 0), "A", json.dumps(uid), 0)
             self.progress(request, 99)
 
     def request(self, uid: Any, method: str, params: dict[str, Any], line: bytes) -> None:
         meta = params.get("_meta") or {}
         era = "modern" if PREFIX + "protocolVersion" in meta or method == "server/discover" else "legacy"
+        own = (meta.get(PREFIX + "clientInfo") or params.get("clientInfo") or {}).get("name") == "mcp-bridge"
         if not self.era:
             self.era = era
-            os.write(self.lives_fd, f"E\t{self.name}\t{era}\n".encode())
-            self.note("B", era)
+            self.apart = not own
+            name = "apart" if self.apart else era
+            os.write(self.lives_fd, f"E\t{self.name}\t{name}\n".encode())
+            self.note("B", name)
             if era == "legacy" and method != "initialize":
                 self.note("X", f"{method} before initialize")
         elif self.era != era:
             self.note("X", f"{method} of the {era} era in a {self.era} process")
-        if type(uid) is not int or uid in self.open or uid in self.listens:
+        if type(uid) not in ((int, str) if self.apart else (int,)) or uid in self.open or uid in self.listens:
             self.note("X", f"the id {uid!r} of {method}")
-        own = (meta.get(PREFIX + "clientInfo") or params.get("clientInfo") or {}).get("name") == "mcp-bridge"
-        if own:
+        if own or (self.apart and method == "initialize"):
             self.handshake(uid, method)
+            return
+        if era == "legacy" and self.session.takes(uid, method, params):
             return
         if method == "subscriptions/listen":
             self.listen(uid, params)
@@ -229,8 +263,9 @@ class Server:
         do = arguments.get("do", "echo")
         if do == "crash":
             do = self.death()
-        request = Request(uid, arguments.get("mark", "-"), do, token, blob[1] if blob else b"[]")
-        self.note("R", uid, request.mark, do, "-" if token is None else json.dumps(token))
+        mark = arguments.get("mark", "-")
+        request = Request(uid, mark, do, token, blob[1] if blob else b"[]", method, params)
+        self.note("R", json.dumps(uid), request.mark, do, "-" if token is None else json.dumps(token))
         if request.mark in ("-", "smuggled"):
             self.note("X", f"a request without a mark of its own: {line[:300]!r}")
         self.open[uid] = request
@@ -244,7 +279,7 @@ class Server:
         elif method == "initialize":
             body = {
                 "protocolVersion": "2025-11-25",
-                "capabilities": {"tools": {"listChanged": True}},
+                "capabilities": self.capabilities,
                 "serverInfo": {"name": "history", "version": "1"},
             }
         else:
@@ -254,10 +289,12 @@ class Server:
 
     def death(self) -> str:
         """What a request for a crash gets: a kind of death, or an answer where it would cost too much."""
+        if "HISTORY_NO_DEATHS" in os.environ:  # somebody else sees to them
+            return "echo"
         with open(f"{self.folder}/lives", encoding="utf-8") as lives:
             text = lives.read()
         starts = starts_of(text, self.era)
-        if not starts or next_delay(starts, self.now) > PATIENCE:
+        if not self.apart and (not starts or next_delay(starts, self.now) > PATIENCE):
             return "echo"
         return self.deaths[text.count("S\t") % len(self.deaths)]
 
@@ -269,34 +306,42 @@ class Server:
 
     def result(self, request: Request, n: int) -> bytes:
         """The answer's line, in one of the spellings that servers use."""
-        body = b'{"resultType":"complete","mark":"%s","n":%d,"blob":%s}' % (
+        body = b'{"resultType":"complete","mark":"%s","n":%d%s,"blob":%s}' % (
             request.mark.encode(),
             n,
+            request.extra,
             request.blob,
         )
-        uid = request.uid
-        form = uid % 16
+        uid = request.id
+        form = request.uid % 16 if isinstance(request.uid, int) else len(uid) % 16
         if form == 1:
-            return b'{"result":%s,"jsonrpc":"2.0","id":%d}\n' % (body, uid)
+            return b'{"result":%s,"jsonrpc":"2.0","id":%s}\n' % (body, uid)
         if form == 2:
-            return b'{"jsonrpc":"2.0","id":%d,"result":%s,"unknown":[1,{}]}\n' % (uid, body)
+            return b'{"jsonrpc":"2.0","id":%s,"result":%s,"unknown":[1,{}]}\n' % (uid, body)
         if form == 3:
-            return b'{"jsonrpc": "2.0", "id": %d, "result": %s}\r\n' % (uid, body)
+            return b'{"jsonrpc": "2.0", "id": %s, "result": %s}\r\n' % (uid, body)
         if form == 4:
-            return b'\xef\xbb\xbf{"jsonrpc":"2.0","id":%d,"result":%s}\n' % (uid, body)
-        return b'{"jsonrpc":"2.0","id":%d,"result":%s}\n' % (uid, body)
+            return b'\xef\xbb\xbf{"jsonrpc":"2.0","id":%s,"result":%s}\n' % (uid, body)
+        return b'{"jsonrpc":"2.0","id":%s,"result":%s}\n' % (uid, body)
 
     def answer(self, request: Request, times: int = 1) -> None:
         if self.open.pop(request.uid, None) is None:
             return
         for n in range(times):
-            self.write(self.result(request, n), "A", request.uid, n)
+            self.write(self.result(request, n), "A", request.id.decode(), n)
+
+    def fail(self, request: Request, code: int) -> None:
+        """Answer with an error."""
+        del self.open[request.uid]
+        error = {"code": code, "message": "as asked", "data": {"mark": request.mark, "n": 0}}
+        line = json.dumps({"jsonrpc": "2.0", "id": request.uid, "error": error}).encode() + b"\n"
+        self.write(line, "A", request.id.decode(), 0)
 
     def progress(self, request: Request, n: int) -> None:
-        if request.token is not None:
+        if request.token is not None and not (self.apart and n >= STRAY):
             params = {"progressToken": request.token, "progress": n, "message": request.mark}
             line = {"jsonrpc": "2.0", "method": "notifications/progress", "params": params}
-            self.write(json.dumps(line).encode() + b"\n", "P", request.uid, n)
+            self.write(json.dumps(line).encode() + b"\n", "P", request.id.decode(), n)
 
     def notify(self, method: str, params: dict[str, Any]) -> bytes:
         return json.dumps({"jsonrpc": "2.0", "method": method, "params": params}).encode() + b"\n"
@@ -315,15 +360,16 @@ class Server:
     def listen(self, uid: Any, params: dict[str, Any]) -> None:
         wanted = params.get("notifications") or {}
         key = filter_key(wanted)
-        self.note("L", uid, key, params.get("mark", "-"))
+        self.note("L", json.dumps(uid), key, params.get("mark", "-"))
         if "refuse" in key:
             error = {"code": -32602, "message": "no such resource"}
             line = json.dumps({"jsonrpc": "2.0", "id": uid, "error": error}).encode() + b"\n"
-            self.write(line, "Z", uid, "refused")
+            self.write(line, "Z", json.dumps(uid), "refused")
             return
         listen = self.listens[uid] = Listen(uid, wanted, key)
         if "slow" in key:
-            self.emit(listen, "demo:slow")
+            if not self.apart:  # there it would go through
+                self.emit(listen, "demo:slow")
             self.later(60, lambda: self.acknowledge(listen))
         else:
             self.acknowledge(listen)
@@ -333,22 +379,26 @@ class Server:
             listen.acknowledged = True
             params = {"notifications": listen.filter, "_meta": {PREFIX + "subscriptionId": listen.uid}}
             self.write(
-                self.notify("notifications/subscriptions/acknowledged", params), "K", listen.uid, listen.key
+                self.notify("notifications/subscriptions/acknowledged", params),
+                "K",
+                json.dumps(listen.uid),
+                listen.key,
             )
 
     def emit(self, listen: Listen, uri: str) -> None:
-        params: dict[str, Any] = {"mark": f"{self.name}/{listen.uid}/{listen.count}/{listen.key}"}
+        params: dict[str, Any] = {"mark": f"{self.name}/{json.dumps(listen.uid)}/{listen.count}/{listen.key}"}
         params["_meta"] = {PREFIX + "subscriptionId": listen.uid}
         method = "notifications/tools/list_changed"
         if uri != "tools":
             method = "notifications/resources/updated"
             params["uri"] = uri
-        self.write(self.notify(method, params), "S", listen.uid, listen.count)
+        self.write(self.notify(method, params), "S", json.dumps(listen.uid), listen.count)
         listen.count += 1
 
     def emit_all(self, uri: str) -> None:
         for listen in list(self.listens.values()):
-            if uri in listen.key.split(","):
+            # (Before the acknowledgement only where the bridge is to hold it back.)
+            if uri in listen.key.split(",") and (listen.acknowledged or not self.apart):
                 self.emit(listen, uri)
 
     def end_all(self, argument: str) -> None:
@@ -362,18 +412,19 @@ class Server:
                     line = json.dumps({"jsonrpc": "2.0", "id": listen.uid, "result": result}).encode() + b"\n"
                 else:
                     line = self.notify("notifications/cancelled", {"requestId": listen.uid})
-                self.write(line, "Z", listen.uid, how)
+                self.write(line, "Z", json.dumps(listen.uid), how)
 
 
 if __name__ == "__main__":
     # Without site-packages and from wherever the bridge runs it: the package is found by this file's place.
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
     from tests.history.does import DEATHS, DOES
+    from tests.history.session import CAPABILITIES, Session
 
     # The bridge's end, or its wish that this process ends: nothing to tell anybody.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     try:
-        Server(os.environ["HISTORY_DIR"], DOES, DEATHS).run()
+        Server(os.environ["HISTORY_DIR"], DOES, DEATHS, Session, CAPABILITIES).run()
     except BrokenPipeError:
         sys.stderr.close()
         os._exit(1)

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from tests.history.breakages import BREAKAGES, Breakage, DoesNotApply, broken, find
+from tests.history.breakage import Breakage
+from tests.history.breakages import BREAKAGES, DoesNotApply, broken, find
 from tests.history.nemesis import MARK, process
 from tests.history.run import Profile, run
 from tests.history.server import next_delay
@@ -30,6 +31,17 @@ def test_twenty_thousand_requests_find_every_promise_kept() -> None:
     assert outcome.requests >= 20_000
     assert outcome.received > outcome.requests
     assert outcome.deaths >= 3
+
+
+@pytest.mark.parametrize("sharing", ["isolated", "auto"])
+def test_clients_with_processes_of_their_own_find_every_promise_kept(sharing: str) -> None:
+    """The same, and what their servers ask them: every answer comes back to the process that asked."""
+    outcome = uvloop.run(run(Profile(SEED, 2_000, sharing=sharing)))
+    assert not outcome.violations, f"HISTORY_SEED={SEED}: {outcome}\n" + "\n".join(
+        map(str, outcome.violations[:20])
+    )
+    assert outcome.requests >= 2_000
+    assert outcome.deaths >= 3  # processes end with their clients
 
 
 @pytest.mark.parametrize("breakage", BREAKAGES, ids=lambda breakage: breakage.name)

@@ -29,8 +29,10 @@ def log(*lines: str) -> list[str]:
     return ["\t".join([line.split()[0], f"{n / 10}", *line.split()[1:]]) for n, line in enumerate(lines, 1)]
 
 
-def life(*lines: str, name: str = "one", era: str = "modern", dead: bool = False) -> Life:
-    return Life(name, 1000, 0.0, era, dead, parse_log(log(*lines)))
+def life(
+    *lines: str, name: str = "one", era: str = "modern", dead: bool = False, killed: bool = False
+) -> Life:
+    return Life(name, 1000, 0.0, era, dead, parse_log(log(*lines)), killed)
 
 
 def client(*events: Event, number: int = 1, transport: str = "unix", era: str = "modern") -> Connection:

@@ -6,15 +6,16 @@ import asyncio
 import json
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.integration.test_eras import Server
-from tests.support.bridge import run_command, wait_until
+from tests.support.bridge import run_command, running_bridge, server_command, wait_until
 from tests.support.client import Message, RawClient, legacy_request, notification
-from tests.support.scripts import b64, content, error_of
+from tests.support.scripts import b64, content, env, error_of
 
 ISOLATED = ("--sharing", "isolated")
 AUTO = ("--sharing", "auto")
@@ -264,6 +265,155 @@ async def test_a_stop_ends_all_processes(path: Path) -> None:
         assert error_of(await one.response("held")) == (-31005, "shutting_down", True)
         assert await two.expect_eof() == []
         assert await bridge.wait() == 0
+
+
+# -- servers that end at once
+
+
+class Dying:
+    """A server that ends at once as long as `path/broken` exists, and counts its starts."""
+
+    def __init__(self, path: Path, ends: str) -> None:
+        self.broken = path / "broken"
+        self.broken.touch()
+        self.starts_file = path / "tries"
+        self.command = (
+            "sh",
+            "-c",
+            f'echo x >>"{self.starts_file}"; if [ -e "{self.broken}" ]; then {ends}; fi; exec "$@"',
+            "sh",
+            *server_command("scripted.py"),
+        )
+
+    @property
+    def starts(self) -> int:
+        return len(self.starts_file.read_text().splitlines()) if self.starts_file.exists() else 0
+
+
+# It is killed, and exits with 0 as soon as it is spoken to.
+@pytest.mark.parametrize("ends", ["kill -9 $$", "read -r line; exit 0"])
+async def test_a_server_that_ends_at_once_is_not_started_as_often_as_clients_connect(
+    path: Path, ends: str
+) -> None:
+    """Section 8: 0.1 s, doubling. Each client is told that its own process has ended, only later."""
+    server = Dying(path, ends)
+    async with running_bridge(*server.command, options=ISOLATED, env=env(settings=[LEGACY])) as bridge:
+        begin = time.monotonic()
+        for _ in range(4):
+            async with await bridge.connect() as client:
+                await client.send(legacy_request("initialize", {"protocolVersion": "2025-11-25"}, id=1))
+                assert error_of(await client.response(1)) == (-31001, "server_exited", True)
+                assert await client.expect_eof() == []
+        # At the least 0.1 + 0.2 + 0.4 s, less the jitter, however fast or slow the machine is.
+        assert time.monotonic() - begin >= 0.7 * 0.8
+        assert server.starts == 4
+        await bridge.wait_log("failed to start 4 times in a row")
+        server.broken.unlink()
+        # Several wait for the next start; it goes well, and none of the others has to wait any more.
+        clients = [await bridge.connect() for _ in range(3)]
+        await asyncio.gather(*(initialize(client) for client in clients))
+        assert len({(await call(client))["pid"] for client in clients}) == 3
+        await bridge.wait_log("the server starts as it should again")
+        for client in clients:
+            client.close()
+
+
+async def test_only_one_process_is_tried_while_many_clients_wait_for_a_server_that_ends_at_once(
+    path: Path,
+) -> None:
+    server = Dying(path, "exit 1")
+    options = (*ISOLATED, "--restart-wait", "1")
+    async with running_bridge(*server.command, options=options, env=env(settings=[LEGACY])) as bridge:
+        clients = [await bridge.connect() for _ in range(20)]
+
+        async def ask(client: RawClient) -> tuple[int, str, bool]:
+            await client.send(legacy_request("initialize", {"protocolVersion": "2025-11-25"}, id=1))
+            return error_of(await client.response(1))
+
+        # These are all let in before the first failure is known.
+        await asyncio.gather(*(ask(client) for client in clients[:5]))
+        before = server.starts
+        told = await asyncio.gather(*(ask(client) for client in clients[5:]))
+        # One after 0.1 s, 0.2 s, 0.4 s; the others have waited long enough by then.
+        assert server.starts - before <= 4
+        assert told.count((-31001, "server_exited", True)) == server.starts - before
+        assert told.count((-31002, "server_unavailable", False)) == 15 - (server.starts - before)
+        for client in clients:
+            client.close()
+
+
+async def test_sighup_starts_a_server_at_once_that_ended_at_once(path: Path) -> None:
+    server = Dying(path, "exit 1")
+    options = (*ISOLATED, "--restart-wait", "1")
+    async with running_bridge(*server.command, options=options, env=env(settings=[LEGACY])) as bridge:
+        while "failed to start 5 times in a row" not in bridge.stderr_text():
+            async with await bridge.connect() as client:
+                await client.send(legacy_request("initialize", {"protocolVersion": "2025-11-25"}, id=1))
+                await client.response(1)
+        server.broken.unlink()
+        bridge.signal(signal.SIGHUP)
+        await bridge.wait_log("SIGHUP")
+        async with await bridge.connect() as client:
+            # The next start would have waited 1.3 s at the least, longer than a request does.
+            assert "result" in await initialize(client)
+
+
+async def test_a_client_whose_first_words_end_its_server_does_not_hold_up_others(path: Path) -> None:
+    """Section 7: a crash is one client's affair."""
+    server = Server(path, {**LEGACY, "methods": {"tools/list": {"crash": {"when": "before", "code": 1}}}})
+    async with server.run(*ISOLATED) as bridge:
+        for _ in range(4):
+            async with await bridge.connect() as wild:
+                assert error_of(await wild.legacy_request("tools/list"))[1] == "server_exited"
+        await bridge.wait_log("failed to start 4 times in a row")
+        async with await bridge.connect() as wild, await bridge.connect() as client:
+            await wild.send(legacy_request("tools/list", id=1))
+            await initialize(client)
+            pid = (await call(client))["pid"]
+            assert error_of(await wild.response(1))[1] == "server_exited"
+            runs = await bridge.wait_log("the server runs", count=6)
+            assert f"(pid {pid})" in runs[4]  # and not in the last: that one had to wait
+            # A process that has spoken is its client's alone; its end holds nobody up.
+            for crash in range(3):
+                async with await bridge.connect() as other:
+                    await initialize(other)
+                    await other.send(
+                        legacy_request(
+                            "tools/call",
+                            {"name": "x", "arguments": {"crash": {"when": "before"}}},
+                            id=crash,
+                        )
+                    )
+                    assert error_of(await other.response(crash))[1] == "server_exited"
+            assert (await call(client))["name"] == "x"
+
+
+async def test_a_server_that_exits_on_every_probe_is_asked_once(path: Path) -> None:
+    """As those on older Rust SDKs do; clients of both eras ask at each connection."""
+    server = Server(path, {"era": "legacy", "methods": {"server/discover": {"crash": {"when": "before"}}}})
+    async with server.run(*ISOLATED) as bridge:
+        for number in range(3):
+            async with await bridge.connect() as client:
+                error = (await client.request("server/discover"))["error"]
+                assert (error["code"], error["data"]["reason"]) == (-32601, "era_not_served")
+                await initialize(client)
+                assert (await call(client))["pid"] == server.pid(2 + number)
+        assert server.starts == 4
+
+
+async def test_spare_processes_that_end_when_they_are_spoken_to_are_not_started_without_end(
+    path: Path,
+) -> None:
+    server = Dying(path, "read -r line; exit 1")
+    options = (*ISOLATED, "--spare", "2")
+    async with running_bridge(*server.command, options=options, env=env(settings=[LEGACY])) as bridge:
+        await wait_until(lambda: server.starts == 2)
+        for tries in range(1, 5):
+            async with await bridge.connect() as client:
+                await client.send(legacy_request("initialize", {"protocolVersion": "2025-11-25"}, id=1))
+                assert error_of(await client.response(1)) == (-31001, "server_exited", True)
+            await wait_until(lambda tries=tries: server.starts == 2 + tries)
+        await bridge.wait_log("the next one waits")
 
 
 # -- bounds

@@ -595,6 +595,35 @@ async def test_a_server_that_burns_time_while_it_fails_starves_nobody(starts: Pa
         assert len(lines_of(starts)) <= 4
 
 
+@pytest.mark.parametrize("era", ["modern", "legacy"])
+async def test_what_only_reads_is_sent_once_more_if_that_is_allowed(starts: Path, era: str) -> None:
+    """`--replay safe`: the read that killed its server twice gets its error, a call after the first time."""
+    settings = {"era": era, "methods": {"resources/read": {"crash": {"when": "before"}}}}
+    options = ["--replay", "safe"]
+    async with (
+        running_bridge(
+            *COMMAND, options=options, env=env(starts=starts, settings=[settings, {"era": era}])
+        ) as bridge,
+        await bridge.connect() as client,
+    ):
+        if era == "legacy":
+            await client.initialize()
+        ask = client.request if era == "modern" else client.legacy_request
+        answer = await ask("resources/read", {"uri": "x://"}, id="read")
+        assert "result" in answer
+        assert len(lines_of(starts)) == 2
+    async with (
+        running_bridge(*COMMAND, options=options, env=env(settings=[settings])) as bridge,
+        await bridge.connect() as client,
+    ):
+        if era == "legacy":
+            await client.initialize()
+        ask = client.request if era == "modern" else client.legacy_request
+        assert error_of(await ask("resources/read", {"uri": "x://"})) == (-31001, "server_exited", True)
+        call = {"name": "do", "arguments": {"crash": {"when": "before"}}}
+        assert error_of(await ask("tools/call", call)) == (-31001, "server_exited", True)
+
+
 async def test_sighup_does_not_end_the_bridge() -> None:
     async with served() as (bridge, client):
         bridge.signal(signal.SIGHUP)

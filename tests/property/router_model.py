@@ -363,6 +363,7 @@ class Model:
     def after(self, client: Client) -> None:
         if not client.waiting:
             self.turns.pop(client.key, None)
+        if len(client.waiting) <= PAUSED:
             self.resume(client)
         self.settle(client)
 
@@ -381,8 +382,6 @@ class Model:
         if child is None:
             return False
         child.blocked = False
-        for client in self.turns.values():
-            self.resume(client)
         if child.phase != "ready":
             return False
         passed = 0
@@ -395,8 +394,13 @@ class Model:
             lines -= moved
             passed = 0 if moved else passed + 1
             self.turns.move_to_end(client.key)
-            self.after(client) if not client.waiting else None
+            if not client.waiting:
+                self.after(client)
+            elif len(client.waiting) <= PAUSED:
+                self.resume(client)
         child.pumping = False
+        for client in self.turns.values():
+            self.resume(client)
         return False
 
     # -- subscriptions

@@ -44,6 +44,7 @@ class Owner:
     def __init__(self) -> None:
         self.hangups = HangupWatch(asyncio.get_running_loop())
         self.got = b""
+        self.turns = 0
 
     def client_connected(self, connection: ClientConnection) -> Key | None:
         return Key(1)
@@ -52,6 +53,9 @@ class Owner:
 
     def client_data(self, key: Key, data: bytes) -> None:
         self.got += data
+
+    def client_turn(self, key: Key) -> None:
+        self.turns += 1
 
     def client_eof(self, key: Key) -> None: ...
 
@@ -87,6 +91,39 @@ async def test_who_sends_much_is_read_on_after_the_others(sock: socket.socket, t
     assert not transport.reading
     await asyncio.sleep(0)
     assert transport.reading
+
+
+@pytest.mark.parametrize("paused", [False, True])
+async def test_what_is_left_of_a_read_is_gone_on_with_in_the_next_turn_before_more_is_read(
+    sock: socket.socket, tmp_path: object, paused: bool
+) -> None:
+    """A paused client's lines are taken, too: they were read."""
+    connection, transport = connected(sock, f"{tmp_path}/s")
+    owner = connection._owner
+    assert isinstance(owner, Owner)
+    if paused:
+        connection.control(Control.PAUSE)
+    connection.control(Control.TURN)
+    connection.control(Control.TURN)
+    assert not transport.reading
+    assert owner.turns == 0
+    await asyncio.sleep(0)
+    assert owner.turns == 1
+    assert transport.reading is not paused
+    connection.control(Control.TURN)
+    connection.close()
+    await asyncio.sleep(0)
+    assert owner.turns == 1
+
+
+async def test_a_fault_in_a_turn_costs_the_connection_and_no_more(
+    sock: socket.socket, tmp_path: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection, transport = connected(sock, f"{tmp_path}/s")
+    monkeypatch.setattr(Owner, "client_turn", None)
+    connection.control(Control.TURN)
+    await asyncio.sleep(0)
+    assert transport.aborted.is_set()
 
 
 async def test_a_turn_given_away_is_no_reason_to_read_who_is_not_to_be_read(

@@ -16,17 +16,18 @@ from typing import Any
 from bridge.core.isolated import Isolated
 from bridge.core.outbox import Key, Output
 from bridge.core.stats import Stats
-from bridge.core.tables import Limits, NoticeKind
+from bridge.core.tables import Limits, Notice, NoticeKind
 from tests.unit.core.scenario import ROOM, Json, Outcome, line
 
 
 class PairOutcome(Outcome):
     """What one event brought about."""
 
-    def __init__(self, outcome: Outcome, needs: str, stops: str) -> None:
+    def __init__(self, outcome: Outcome, needs: str, stops: str, notices: list[Notice]) -> None:
         super().__init__(outcome.outputs, outcome.notices, outcome.more)
         self.needs = needs
         self.stops = stops
+        self.all_notices = notices
 
     def expect(self, NEEDS: str = "", STOPS: str = "", **wanted: Any) -> PairOutcome:
         assert (self.needs, self.stops) == (NEEDS, STOPS)
@@ -78,7 +79,10 @@ class Pairs:
 
         rest = [n for n in notices if n.kind not in (NoticeKind.NEED_CHILD, NoticeKind.RETIRE_CHILD)]
         return PairOutcome(
-            Outcome(named, rest, more), about(NoticeKind.NEED_CHILD), about(NoticeKind.RETIRE_CHILD)
+            Outcome(named, rest, more),
+            about(NoticeKind.NEED_CHILD),
+            about(NoticeKind.RETIRE_CHILD),
+            notices,
         )
 
     def join(self, name: str, *, strict: bool = False) -> None:
@@ -87,6 +91,10 @@ class Pairs:
     def client(self, name: str, *lines: Json | bytes) -> PairOutcome:
         data = b"".join(map(line, lines))
         return self._outcome(self.core.client_data(self._keys[name], data, self.now))
+
+    def turn(self, name: str) -> PairOutcome:
+        """The others have had their turn."""
+        return self._outcome(self.core.client_turn(self._keys[name], self.now))
 
     def eof(self, name: str) -> PairOutcome:
         return self._outcome(self.core.client_eof(self._keys[name], self.now))

@@ -66,7 +66,7 @@ def cancelled(id: object, **rest: object) -> Json:
     return notification("notifications/cancelled", requestId=id, **rest)
 
 
-def left(id: int) -> Json:
+def left(id: object) -> Json:
     """The cancellation the server gets for a client that is gone."""
     return cancelled(id, reason="the client disconnected")
 
@@ -317,6 +317,10 @@ class Scenario:
         data = b"".join(map(line, lines))
         return self._outcome(self.router.client_data(self._keys[name], data, self.now))
 
+    def turn(self, name: str) -> Outcome:
+        """The others have had their turn."""
+        return self._outcome(self.router.client_turn(self._keys[name], self.now))
+
     def eof(self, name: str) -> Outcome:
         return self._outcome(self.router.client_eof(self._keys[name], self.now))
 
@@ -344,10 +348,10 @@ class Scenario:
         """The server of the second seat writes lines, in one read."""
         return self.server(*lines, seat=1)
 
-    def crash(self, seat: int = 0, *, exited: bool = True) -> Outcome:
-        """The server exits; not `exited`: a signal has killed it."""
+    def crash(self, seat: int = 0, *, exited: bool = True, unread: int = 0) -> Outcome:
+        """The server exits; not `exited`: a signal has killed it. `unread`: bytes it had not read."""
         key = self._keys[seat_name(seat)]
-        return self._outcome(self.router.server_closed(key, self.now, exited=exited))
+        return self._outcome(self.router.server_closed(key, self.now, exited=exited, unread=unread))
 
     def exhaust(self, seat: int = 0) -> Outcome:
         """The server of a seat cannot be kept alive."""

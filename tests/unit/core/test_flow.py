@@ -208,6 +208,25 @@ def test_a_client_with_a_long_queue_is_read_while_stdin_is_not_blocked() -> None
     assert s.router.needed()
 
 
+def test_a_client_with_a_long_queue_is_not_read_while_stdin_fills_up_again() -> None:
+    """Else each turn of a slow server has every client read once more, and all queues grow to the limit."""
+    s = Scenario(paused_lines=3, turn_bytes=1)
+    s.block()
+    s.client("A", *requests("A", 6)).expect(A=Control.PAUSE)
+    for _ in range(2):
+        out = s.unblock(1)
+        assert out.more
+        assert out.items("A") == []
+        assert len(out.items("server")) == 1
+        s.block()
+    out = s.unblock(1)
+    assert out.more
+    assert out.items("A") == [Control.RESUME]  # what is left is short enough
+    out = s.unblock()
+    assert not out.more
+    assert len(out.items("server")) == 3
+
+
 def test_a_client_that_takes_back_what_waits_is_read_again() -> None:
     """Its queue is empty: nothing would ever wake it again."""
     s = Scenario(paused_lines=3)

@@ -8,6 +8,7 @@ import pytest
 
 from bridge.core import pair_servers
 from bridge.core.era import LEGACY_VERSIONS
+from bridge.core.lines import TURN_LINES
 from bridge.core.outbox import Control
 from bridge.core.tables import NoticeKind
 from tests.unit.core.pairs import Pairs
@@ -225,10 +226,22 @@ def test_a_client_is_not_read_while_its_process_does_not_read_and_much_waits() -
     s.client("A", legacy(1)).expect()
     s.client("A", legacy(2), progress(1), legacy(3)).expect(A=Control.PAUSE)
     out = s.unblock("a", 1)
-    out.expect(A=Control.RESUME, a=legacy(1))
+    out.expect(a=legacy(1))  # its stdin is full again: to read the client now would be one read too many
     assert out.more
     assert s.core.buffered(s.key("A")) > 0
-    s.unblock("a").expect(a=[legacy(2), progress(1), legacy(3)])
+    out = s.unblock("a", 80)  # enough for one of them and a part of the next
+    out.expect(A=Control.RESUME, a=[legacy(2), progress(1)])  # what is left is short enough
+    assert out.more
+    s.unblock("a").expect(a=legacy(3))
+
+
+def test_a_client_with_a_long_queue_is_read_when_its_process_reads_and_its_window_is_full() -> None:
+    s = started(paused_lines=1, max_in_flight=1)
+    s.block("a")
+    s.client("A", legacy(1), legacy(2), legacy(3), legacy(4)).expect(A=Control.PAUSE)
+    out = s.unblock("a")
+    out.expect(A=Control.RESUME, a=legacy(1))
+    assert not out.more
 
 
 def test_a_client_that_is_not_read_is_read_again_when_its_process_is_gone() -> None:
@@ -302,6 +315,86 @@ def test_a_damaged_response_costs_its_asker_an_error_whatever_its_id(id: Any) ->
     s.server("a", b'{"error":?,"id":%b,"jsonrpc":"2.0"}\n' % text).expect(
         A=refusal(-31008, "invalid_response", id=id, delivered=True)
     )
+
+
+@pytest.mark.parametrize(
+    ("id", "answer"),
+    [
+        ("é", b'{"jsonrpc":"2.0","id":"\\u00e9","result":?}'),
+        ("é", b'{"error":?,"jsonrpc":"2.0","id":"\\u00E9"}'),
+        ("a/b", b'{"jsonrpc":"2.0","id":"a\\/b","result":?}'),
+        (7, b'{"result":{"text":"\xff"}, "id": 7, "jsonrpc":"2.0"}'),
+        ("x", b'\xef\xbb\xbf{"jsonrpc":"2.0","id":"x","result":{"text":"\xff"}}'),
+        (b'{"jsonrpc":"2.0","id":"\\ud83d","method":"x"}\n', b'{"jsonrpc":"2.0","id":"\\ud83d","result":?}'),
+    ],
+)
+def test_a_damaged_response_finds_its_asker_however_it_is_spelled(id: Any, answer: bytes) -> None:
+    """Servers spell ids anew: what counts is the value. Bad UTF-8 alone hides no id (section 2)."""
+    s = started()
+    raw = isinstance(id, bytes)
+    s.client("A", id if raw else legacy(id))
+    [error] = s.server("a", answer + b"\n").items("A")
+    assert isinstance(error, dict)
+    assert error["error"]["code"] == -31008
+    assert error["id"] == ("\ud83d" if raw else id)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b'{"jsonrpc":"2.0","id":"y","result":?}',
+        b'{"jsonrpc":"2.0","id":01,"result":?}',
+        b'{"jsonrpc":"2.0","id":"x","result":?,"jsonrpc":"2.0","id":"y"}',
+        b'{"jsonrpc":"2.0","method":"\xff","id":"x"}',
+        b'{"jsonrpc":"2.0","result":"\xff"}',
+    ],
+)
+def test_a_damaged_response_that_names_nobody_for_sure_is_nobodys(answer: bytes) -> None:
+    s = started()
+    s.client("A", legacy("x"))
+    s.server("a", answer + b"\n").expect()
+
+
+def test_a_subscription_that_the_server_tears_down_is_over() -> None:
+    """Otherwise who stops sending would be told of its end once more, and each would stay in a table."""
+    s = Pairs()
+    s.client("A", listen("l"), listen("m", toolsListChanged=True)).expect(NEEDS="A")
+    s.start("A")
+    s.server("a", cancelled("l")).expect(A=cancelled("l"))
+    assert s.sizes["in_flight"] == 1
+    s.eof("A").expect(a=left("m"), A=[closing("m"), CLOSE])
+
+
+def test_a_request_that_the_server_gives_up_ends_no_subscription_of_that_id() -> None:
+    s = Pairs()
+    s.client("A", listen("l")).expect(NEEDS="A")
+    s.start("A")
+    s.server("a", legacy("l", "sampling/createMessage"), cancelled("l"))
+    assert s.sizes["in_flight"] == 1
+
+
+def test_a_server_that_gives_up_what_nobody_knows_is_passed_on() -> None:
+    s = started()
+    s.client("A", legacy("x"))
+    s.server("a", cancelled("x"), cancelled("y")).expect(A=[cancelled("x"), cancelled("y")])
+    assert s.sizes["in_flight"] == 1
+
+
+def test_what_the_last_words_of_a_process_set_free_was_never_sent_to_it() -> None:
+    s = started(max_in_flight=1)
+    s.client("A", legacy(1), legacy(2)).expect(a=legacy(1))
+    s.server("a", line(result(1))[:-1]).expect()
+    s.crash("a").expect(A=[result(1), refusal(-31001, "server_exited", id=2), CLOSE])
+
+
+def test_nobody_is_told_to_read_on_who_is_gone() -> None:
+    s = started(paused_lines=1)
+    s.client("A", legacy(1))
+    s.block("a")
+    s.client("A", legacy(2), legacy(3)).expect(A=Control.PAUSE)
+    s.leave("A").expect(a=left(1), STOPS="a")
+    s.server("a", line(result(1))[:-1]).expect()
+    s.crash("a").expect()
 
 
 def test_a_line_that_is_nothing_is_nobodys() -> None:
@@ -396,6 +489,77 @@ def test_what_waits_behind_the_probe_has_the_other_process() -> None:
     s.start("A").expect(a=initialize(2))
 
 
+def test_who_asks_next_is_told_that_a_server_exits_on_the_probe_without_another_process() -> None:
+    """Section 7: a refusal that may be an accident is remembered for 30 s, or until the server is another."""
+    s = Pairs("ABC")
+    s.client("A", request(1, "server/discover"))
+    s.start("A")
+    s.crash("a")
+    s.client("A", request(2, "server/discover"), initialize(3)).expect(
+        A=refusal(-32601, "era_not_served", id=2, supported=[*LEGACY_VERSIONS]), NEEDS="A"
+    )
+    # Behind `initialize` it is not the first word: the process may see what it makes of it.
+    s.client("A", request(4, "server/discover")).expect()
+    s.start("A").expect(a=[initialize(3), request(4, "server/discover")])
+    s.client("B", request(1, "server/discover")).expect(
+        B=refusal(-32601, "era_not_served", id=1, supported=[*LEGACY_VERSIONS])
+    )
+    s.wait(30).expect()
+    s.client("B", request(2, "server/discover")).expect(NEEDS="B")
+    s.start("B")
+    s.crash("b")
+    s.core.forget_eras()
+    s.client("C", request(1, "server/discover")).expect(NEEDS="C")
+
+
+def test_a_process_that_ends_before_it_said_anything_was_started_in_vain() -> None:
+    s = Pairs()
+    s.client("A", initialize(1))
+    key = s.key("A")
+    s.start("A")
+    assert not s.core.spoke(s.key("a"))
+    assert NoticeKind.CHILD_FAILED in s.crash("a").told()
+    assert not s.core.spoke(key)
+    s = Pairs()
+    s.client("A", initialize(1))
+    s.start("A")
+    s.server("a", b"a banner\n")
+    assert not s.core.spoke(s.key("a"))
+    s.server("a", notification("n"))
+    assert s.core.spoke(s.key("a"))
+    assert NoticeKind.CHILD_FAILED not in s.crash("a").told()
+
+
+def test_one_that_exits_on_the_probe_or_whose_client_has_left_was_not() -> None:
+    s = Pairs("AB")
+    s.client("A", request(1, "server/discover"))
+    s.start("A")
+    assert NoticeKind.CHILD_FAILED not in s.crash("a").told()
+    s.client("B", initialize(1))
+    s.start("B")
+    s.leave("B")
+    assert NoticeKind.CHILD_FAILED not in s.crash("b").told()
+
+
+def test_a_process_is_asked_for_with_what_it_will_hear_first() -> None:
+    s = Pairs("AB")
+    assert [n.detail for n in s.client("A", initialize(1), legacy(2)).all_notices] == [b"initialize"]
+    assert [n.detail for n in s.client("B", legacy(1), initialize(2)).all_notices] == [b"tools/call"]
+
+
+def test_who_does_not_need_the_process_any_more_that_it_waits_for_asks_anew() -> None:
+    s = Pairs()
+    s.client("A", legacy(1)).expect(NEEDS="A")
+    assert s.core.still_needed(s.key("A"))
+    s.client("A", cancelled(1))
+    assert not s.core.still_needed(s.key("A"))
+    s.client("A", legacy(2)).expect(NEEDS="A")
+    s.wait(30).expect(A=refusal(-31002, "server_unavailable", id=2))
+    s.client("A", legacy(3)).expect(NEEDS="A")
+    s.leave("A")
+    assert not s.core.still_needed(s.key("A"))
+
+
 @pytest.mark.parametrize("said", [notification("n"), legacy(2)])
 def test_a_process_that_exits_on_anything_else_has_crashed(said: Json) -> None:
     s = Pairs()
@@ -421,7 +585,7 @@ def test_a_client_that_leaves_cancels_what_is_on_the_way_and_answers_what_was_as
     s.client("A", legacy(1), listen("L"))
     s.server("a", legacy("q"))
     s.client("A", initialize(5))
-    s.leave("A").expect(a=[left(1), left("L"), gone("q")], STOPS="a")  # type: ignore[arg-type]  # any id
+    s.leave("A").expect(a=[left(1), left("L"), gone("q")], STOPS="a")
 
 
 def test_a_client_that_has_stopped_sending_is_answered_and_its_listens_end() -> None:
@@ -429,7 +593,7 @@ def test_a_client_that_has_stopped_sending_is_answered_and_its_listens_end() -> 
     s.server("a", legacy("q"))
     s.client("A", listen("L"), legacy(1), legacy(2), listen("M"))
     s.eof("A").expect(
-        a=[gone("q"), left("L")],  # type: ignore[arg-type]  # any id
+        a=[gone("q"), left("L")],
         A=[closing("M"), closing("L")],
     )
     s.eof("A").expect()
@@ -493,7 +657,7 @@ def test_a_drain_refuses_what_waits_and_ends_listens() -> None:
 def test_a_drain_ends_the_listens_that_are_open() -> None:
     s = started()
     s.client("A", listen("L"))
-    s.drain().expect(A=closing("L"), a=left("L"))  # type: ignore[arg-type]  # any id
+    s.drain().expect(A=closing("L"), a=left("L"))
 
 
 def test_a_stop_gives_up_what_is_on_the_way_and_closes_every_client() -> None:
@@ -526,3 +690,13 @@ def test_a_client_over_tcp_that_is_none_is_cut_at_its_first_byte() -> None:
     s.client("A", b"GET").expect(A=[refusal(-32700, "parse_error"), CLOSE])
     assert s.core.attention.due
     assert s.core.attention.due
+
+
+def test_many_lines_that_take_a_look_each_are_looked_at_in_turns() -> None:
+    s = Pairs("A")
+    no = refusal(-32600, "invalid_request")
+    s.client("A", b"{}\n" * (TURN_LINES + 2) + line(legacy(1))).expect(A=[*[no] * TURN_LINES, Control.TURN])
+    assert s.core.buffered(s._keys["A"]) == 6 + len(line(legacy(1)))
+    s.turn("A").expect(NEEDS="A", A=[no, no])
+    s.leave("A").expect()
+    s.turn("A").expect()

@@ -7,15 +7,18 @@ fast path as well wherever that takes it.
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import re
+import sys
 import tracemalloc
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 from msgspec import UNSET, Raw
 
-from bridge.core import jsonrpc
+from bridge.core import glance, jsonrpc
 from bridge.core.framing import HEAD_KEPT
 from bridge.core.glance import MAX_ID_BYTES, guess_id, too_deep, trusted_id
 from bridge.core.jsonrpc import (
@@ -492,6 +495,10 @@ def test_half_a_pair_does_not_make_bad_json_good(codec: Codec) -> None:
         b"\\ud83d",
         request(b'{"x":"\\ud83d"}') + b"}",
         request(b'{"x":"\\ud83d\r"}'),
+        request(b'{"x":"\\ud83d\\ud83"}'),
+        request(b'{"x":"\\ud83d\\uDxyz"}'),
+        request(b'{"x":"\\ud83d\\ud"}'),
+        request(b'{"x":"\\ud83d' + b"\xff" + b'"}'),
     ):
         refused(codec, line, PARSE_ERROR)
 
@@ -504,6 +511,39 @@ def test_an_id_with_half_a_pair_is_kept_as_it_was_written(codec: Codec) -> None:
     answer = message(codec, response(b"{}"))
     answer.id = decoded.id
     assert codec.render(answer) == response(b"{}", id=b'"a\\ud83d"')
+
+
+def test_a_whole_pair_beside_half_a_pair_is_read(codec: Codec) -> None:
+    """An id is the same one however the rest of its line is spelled: a cancellation names it in another."""
+    decoded = message(codec, request(b'{"x":"\\ud83d"}', id=b'"\\uD83D\\uDE00\\ud7a3"'))
+    assert decoded.id == "😀힣"
+
+
+def effort(work: Callable[[], object]) -> int:
+    """How many functions are called, in Python and in C."""
+    calls = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+@pytest.mark.parametrize("half", [b"\\ud83d", b"\\uDE00", b"\\ud83d\\uDE00", b"\\\\\\ud83d"])
+def test_any_number_of_surrogate_escapes_takes_the_same_few_steps(codec: Codec, half: bytes) -> None:
+    """Ten megabytes of them held everybody up for seconds."""
+
+    def survive(number: int) -> None:
+        line = request(b'{"x":"\\ud83d' + half * number + b'"}')
+        assert codec.render(message(codec, line)) == line
+
+    assert effort(lambda: survive(20_000)) == effort(lambda: survive(20))
 
 
 def test_a_kept_value_is_as_the_peer_spelled_it(codec: Codec) -> None:
@@ -637,6 +677,24 @@ def test_looking_for_depth_takes_little_memory() -> None:
             assert tracemalloc.get_traced_memory()[1] < 6 * len(line)
         finally:
             tracemalloc.stop()
+
+
+def test_looking_for_depth_looks_at_eight_brackets_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever they are: ten megabytes of brackets held everybody up for half a second."""
+    looked_at = 0
+
+    def accumulate(items: Iterable[int], initial: int) -> Iterable[int]:
+        nonlocal looked_at
+        items = [*items]
+        looked_at += len(items)
+        return itertools.accumulate(items, initial=initial)
+
+    monkeypatch.setattr(glance, "accumulate", accumulate)
+    for unit in (b"[],", b'{"a":1},', b"[" * 120 + b"]" * 120 + b",", b'["[",{"a":"[[["}],'):
+        line = request(b"[" + unit * (200_000 // len(unit)) + b"1]")
+        looked_at = 0
+        assert not too_deep(line, 0, len(line), DEPTH)
+        assert looked_at <= len(line) // 8 + 8
 
 
 def test_depth_is_looked_for_in_one_line_of_a_block() -> None:

@@ -27,6 +27,7 @@ from tests.unit.core.scenario import (
     listen,
     not_served,
     notification,
+    probe,
     progress,
     refusal,
     request,
@@ -233,6 +234,18 @@ def test_a_modern_ping_is_the_servers() -> None:
     s.client("A", request(1, "ping")).expect(server=request(2, "ping"))
 
 
+def test_an_initialize_with_the_meta_of_the_modern_era_opens_a_session_all_the_same() -> None:
+    """It selects the legacy era for the whole process: no modern server that others share is sent one."""
+    s = Scenario("AB", era=None)
+    s.client("A", request(1)).expect(server=probe(1))
+    s.server(discovered(1)).expect(server=request(2))
+    modern = {**initialize(1)["params"], "_meta": request(1)["params"]["_meta"]}
+    for line_ in (legacy(1, "initialize", **modern), legacy(2, "initialize", **modern)):
+        s.client("B", line_).expect()
+    s.open(1).expect(second=asked_to_initialize(3))
+    s.second(greeting(3)).expect(second=INITIALIZED, B=[greeting(1), greeting(2)])
+
+
 def test_what_is_pipelined_behind_initialize_waits_for_its_answer_in_order() -> None:
     s = Scenario("A", era=None)
     s.client(
@@ -343,7 +356,7 @@ def test_a_legacy_listen_is_a_request_like_any_other() -> None:
 
 def test_a_modern_request_of_a_name_that_is_looked_after_is_the_servers() -> None:
     s = Scenario("A")
-    for number, method in enumerate([*sorted(OWN), "initialize"]):
+    for number, method in enumerate(sorted(OWN - {"initialize"})):
         s.client("A", request("x", method)).expect(server=request(number + 2, method))
 
 

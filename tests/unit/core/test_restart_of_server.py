@@ -76,6 +76,14 @@ def test_requests_that_come_while_there_is_no_server_wait() -> None:
     s.start().expect(server=request(3, "x"))
 
 
+def test_thousands_of_requests_that_wait_for_a_server_ask_for_it_once() -> None:
+    """What they cost the shell must not grow with their number."""
+    s = Scenario()
+    s.crash()
+    assert s.client("A", *[request(n, "x") for n in range(2000)]).told() == [NoticeKind.NEED_CHILD]
+    assert s.client("A", request(2000, "x")).told() == [NoticeKind.NEED_CHILD]
+
+
 def test_an_answer_the_server_gave_before_it_exited_is_delivered() -> None:
     """Hazard 3."""
     s = Scenario()

@@ -7,6 +7,8 @@ import json
 import pytest
 
 from bridge.core.era import MODERN_VERSION
+from bridge.core.lines import TURN_LINES
+from bridge.core.outbox import Control
 from bridge.core.tables import NoticeKind
 from tests.unit.core.scenario import (
     CLOSE,
@@ -372,6 +374,60 @@ def test_the_tenth_line_in_a_row_that_is_no_json_closes_the_connection() -> None
     s.eof("A").expect()
     s.leave("A").expect()
     assert s.sizes == {}
+
+
+def test_many_lines_that_take_a_look_each_are_looked_at_in_turns() -> None:
+    """A read may bring a hundred thousand of them: nobody else was read for most of a second."""
+    s = Scenario()
+    no = refusal(-32600, "invalid_request")
+    flood = b"{}\n" * (2 * TURN_LINES + 5)
+    last = line(request(1))
+    out = s.client("A", flood + last + b'{"half":')
+    out.expect(A=[*[no] * TURN_LINES, Control.TURN])
+    assert s.router.buffered(s.key("A")) == 3 * (TURN_LINES + 5) + len(last) + 8
+    s.turn("A").expect(A=[*[no] * TURN_LINES, Control.TURN])
+    s.turn("A").expect(A=[*[no] * 5], server=request(2))
+    assert s.router.buffered(s.key("A")) == 8
+    s.turn("A").expect()
+    s.client("A", b"1}\n").expect(A=no)
+    s.client("A", request(3)).expect(server=request(3))
+
+
+def test_what_comes_before_the_turn_has_come_stays_behind_what_is_left() -> None:
+    s = Scenario(max_request=2000)
+    no = refusal(-32600, "invalid_request")
+    s.client("A", b"[]\n" * TURN_LINES + b"[]\n" * 2 + b'{"id":7,' + b" " * 4000)
+    out = s.client("A", b"\n" + line(request(1)))
+    too_large = refusal(-31004, "message_too_large", id=7)
+    out.expect(A=[no, no, too_large], server=request(2))
+
+
+def test_a_client_that_stops_sending_before_its_turn_has_come_is_answered_all_the_same() -> None:
+    s = Scenario()
+    no = refusal(-32600, "invalid_request")
+    s.client("A", b"{}\n" * 3 * TURN_LINES + line(request(1)))
+    out = s.eof("A")
+    told = out.items("A")
+    assert told.count(no) == 2 * TURN_LINES
+    assert out.items("server") == [request(2)]
+
+
+def test_what_is_left_of_a_client_that_is_cut_or_gone_is_left() -> None:
+    s = Scenario("AB", bad_lines=2)
+    s.client("A", b"\n" * TURN_LINES + b"?\n?\n" + b"{}\n" * 3)
+    s.turn("A").expect(A=[*[refusal(-32700, "parse_error")] * 2, CLOSE])
+    s.turn("A").expect()
+    s.client("B", b"{}\n" * 2 * TURN_LINES)
+    s.leave("B").expect()
+    s.turn("B").expect()
+    assert not s.sizes
+
+
+def test_lines_that_are_decoded_at_once_are_not_counted() -> None:
+    s = Scenario(max_in_flight=5000)
+    out = s.client("A", *[request(id) for id in range(2 * TURN_LINES)])
+    assert len(out.items("server")) == 2 * TURN_LINES
+    assert out.items("A") == []
 
 
 def test_a_valid_message_forgives_the_bad_lines_before_it() -> None:

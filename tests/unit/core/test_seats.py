@@ -104,7 +104,6 @@ def test_nobody_speaks_to_a_child_until_a_client_shows_which_era_it_needs() -> N
     "first",
     [
         request(1, "tools/list"),
-        request(1, "initialize"),
         request(1, "ping"),
         {"jsonrpc": "2.0", "id": 1, "method": "x", "params": {"_meta": {PREFIX + "protocolVersion": None}}},
         {"jsonrpc": "2.0", "id": 1, "method": "x", "params": {"_meta": {PREFIX + "protocolVersion": [1]}}},
@@ -119,8 +118,11 @@ def test_a_request_is_modern_if_it_names_its_version_whatever_the_value_or_is_a_
     assert not s.router.needed(1)
 
 
-@pytest.mark.parametrize("meta", [None, {}, {"progressToken": 1}, {PREFIX + "clientInfo": {}}, 5])
+@pytest.mark.parametrize(
+    "meta", [None, {}, {"progressToken": 1}, {PREFIX + "clientInfo": {}}, 5, request(1)["params"]["_meta"]]
+)
 def test_any_other_request_belongs_to_the_connections_legacy_session(meta: object) -> None:
+    """And so does every `initialize`: a server that is sent one is a legacy one from then on."""
     s = auto()
     asked = initialize(1)
     if meta is not None:
@@ -211,6 +213,7 @@ def test_an_unsupported_version_that_lists_modern_ones_makes_the_child_modern(li
     s.server(error(1, -32022, "no", data={"supported": listed})).expect(server=request(2))
 
 
+TWO_VERSIONS = ["2025-06-18", "2025-11-25"]
 OTHER_ERRORS: list[Json] = [
     {"code": -32601, "message": "Method not found"},
     {"code": -32602, "message": "Invalid request parameters"},
@@ -218,7 +221,7 @@ OTHER_ERRORS: list[Json] = [
     {"code": 0, "message": ""},
     {"code": -32022, "message": "no"},
     {"code": -32022, "message": "no", "data": {"supported": []}},
-    {"code": -32022, "message": "no", "data": {"supported": ["2025-06-18", "2025-11-25"]}},
+    {"code": -32022, "message": "no", "data": {"supported": TWO_VERSIONS}},
     {"code": -32022, "message": "no", "data": {"supported": "2026-07-28"}},
     {"code": -32022, "message": "no", "data": {"supported": [1]}},
     {"code": -32022, "message": "no", "data": [1]},
@@ -234,7 +237,9 @@ def test_any_other_error_is_a_legacy_servers_whatever_its_code(fault: Json) -> N
     answer = {"jsonrpc": "2.0", "id": 1, "error": fault}
     out = s.server(answer)
     # For a discover it is the server's own; for the rest the bridge's, with what to do.
-    out.expect(A=[not_served(1, MODERN), {**answer, "id": "d"}])
+    data = fault.get("data")
+    named = data["supported"] if isinstance(data, dict) and data["supported"] == TWO_VERSIONS else []
+    out.expect(A=[not_served(1, MODERN, *named), {**answer, "id": "d"}])
     assert out.told() == [REFUSED]
     s.client("B", initialize(1)).expect(server=asked_to_initialize(2))
     s.server(greeting(2)).expect(server=INITIALIZED, B=greeting(1))
@@ -563,6 +568,22 @@ def test_a_child_that_exits_on_the_probe_with_initialize_behind_it_is_started_ag
     s.server(greeting(3)).expect(server=INITIALIZED, B=greeting(1))
 
 
+def test_a_child_that_reads_line_by_line_may_exit_on_the_probe_with_initialize_unread() -> None:
+    s = both_waiting()
+    s.crash(unread=len(line(asked_to_initialize(2)))).expect(A=not_served(1, MODERN))
+    assert s.router.replaced()
+    s.open().expect(server=asked_to_initialize(3))
+
+
+def test_a_child_that_has_not_read_all_of_the_probe_did_not_exit_on_it() -> None:
+    s = both_waiting()
+    s.crash(unread=len(line(asked_to_initialize(2))) + 1).expect()
+    assert not s.router.replaced()
+    s = modern_first()
+    s.crash(unread=1).expect()
+    assert not s.router.replaced()
+
+
 def test_a_child_that_wrote_a_notification_and_exits_on_the_probe_is_legacy_all_the_same() -> None:
     s = modern_first()
     s.server(notification("notifications/message", level="info", data=1)).expect()
@@ -672,6 +693,21 @@ def test_the_client_whose_era_is_refused_is_told_which_versions_are_served() -> 
     s.server(error(1, -32601, "no"))
     s.server(greeting(2, "2025-03-26"))
     s.client("A", request(2)).expect(A=not_served(2, MODERN, "2024-11-05", "2025-03-26"))
+
+
+def test_the_versions_that_a_refused_probe_names_are_the_ones_that_are_served() -> None:
+    s = modern_first()
+    s.server({"jsonrpc": "2.0", "id": 1, "error": LEGACY_ONLY}).expect(A=not_served(1, MODERN, "2025-06-18"))
+
+
+def test_the_versions_that_a_refused_initialize_names_are_the_ones_that_are_served() -> None:
+    """Nobody has probed it: this is all that is known of it."""
+    s = auto()
+    s.client("A", initialize(1))
+    named = {"supported": ["2025-11-25", "2027-01-01"]}
+    s.server(error(1, -32022, "no", data=named)).expect(A=not_served(1, LEGACY, "2027-01-01"))
+    s.open()
+    s.client("B", initialize(2)).expect(B=not_served(2, LEGACY, "2027-01-01"))
 
 
 def test_the_refusal_names_both_eras_and_what_to_do() -> None:
