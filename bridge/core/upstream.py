@@ -171,10 +171,11 @@ class Upstream:
         touched = self._tables.outbox.touched
         child.spoke = True
         passed = reported = 0
+        plain = not self._tables.limits.replay_safe  # what its client has heard of is noted
         for message in messages:
             method = message.method
             if method is not UNSET:
-                if method == PROGRESS and type(message) is Message and message.id is UNSET:
+                if method == PROGRESS and plain and type(message) is Message and message.id is UNSET:
                     params = message.params
                     if type(params) is dict and (raw := params.get(PROGRESS_TOKEN)) is not None:
                         try:

@@ -693,7 +693,7 @@ def test_looking_for_depth_looks_at_eight_brackets_at_once(monkeypatch: pytest.M
     for unit in (b"[],", b'{"a":1},', b"[" * 120 + b"]" * 120 + b",", b'["[",{"a":"[[["}],'):
         line = request(b"[" + unit * (200_000 // len(unit)) + b"1]")
         looked_at = 0
-        assert not too_deep(line, 0, len(line), DEPTH)
+        assert not too_deep(line, DEPTH)
         assert looked_at <= len(line) // 8 + 8
 
 
