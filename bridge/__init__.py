@@ -29,11 +29,13 @@
 | `peers.py`, `hangup.py` | who may connect; hang-ups told from half-closes |
 | `client.py` | one connection |
 | `child.py`, `process.py`, `pipes.py`, `guard.py` | the server process; nothing of it is left behind |
+| `launcher.py` | with what each server process is started |
 | `supervisor.py` | carries out what the restart policy decides |
 | `pool.py`, `turns.py` | server processes of clients that have one each, and spare ones; who waits for one |
 | `hub.py` | joins all of these; the running bridge |
 | `lifecycle.py`, `signals.py` | when it ends: signals, the service manager, being PID 1 |
-| `notify.py`, `watchdog.py`, `reaper.py` | what systemd is told; a loop that hangs; orphans |
+| `notify.py`, `standing.py` | what systemd is told |
+| `watchdog.py`, `reaper.py` | a loop that hangs; orphans |
 | `logs.py`, `admin.py`, `tuning.py` | logs that never block; health; what is asked of the system |
 | `cli.py`, `options.py`, `config.py`, `address.py`, `errors.py` | command line, settings, addresses, errors |
 | `connect.py`, `demo*.py` | the other commands |

@@ -26,9 +26,11 @@ from bridge.core.router import Router
 from bridge.core.tables import NoticeKind
 from bridge.guard import Guard
 from bridge.hangup import HangupWatch
+from bridge.launcher import Launcher
 from bridge.lifecycle import Lifecycle
 from bridge.listener import Listener
 from bridge.logs import LogWriter, RateLimit, StderrRelay, printable
+from bridge.standing import standing
 from bridge.supervisor import Supervisor
 from bridge.tuning import give_memory_back, most_connections
 
@@ -135,24 +137,22 @@ class Hub:
         self._acceptor = Acceptor(settings, self._accepted)
         self._admin: AdminServer | None = None
         self._stopping = False
+        self._last_end = ""
         self.hangups = HangupWatch(self._loop)
         self._guard = Guard.start()
-        self._relay = StderrRelay(writer)
-        self._descriptor_limit = descriptor_limit
+        self._launcher = Launcher(
+            settings,
+            guard=self._guard,
+            hangups=self.hangups,
+            relay=StderrRelay(writer),
+            descriptor_limit=descriptor_limit,
+        )
         self._supervisors: dict[int, Supervisor] = {}
         self._pool: Pool | None = None
         if settings.sharing != "shared":
             from bridge.pool import Pool
 
-            self._pool = Pool(
-                settings,
-                self,
-                salt=secrets.token_bytes(16),
-                guard=self._guard,
-                hangups=self.hangups,
-                relay=self._relay,
-                descriptor_limit=descriptor_limit,
-            )
+            self._pool = Pool(settings, self, self._launcher, salt=secrets.token_bytes(16))
 
     # --- Life
 
@@ -166,13 +166,13 @@ class Hub:
         life.begin()
         try:
             await self._open()
+            self._report()
             life.ready()
             if self._settings.sharing != "isolated":
                 self._supervisor(self._router.seats[0]).start()
             if self._pool is not None:
                 self._pool.start()
             code = await life.over
-            life.notifier.status("stopping")
             await self._drain(code)
         finally:
             await self._shut()
@@ -183,16 +183,9 @@ class Hub:
         """Of the server process in a seat: the first, or the further era's once it is needed."""
         supervisor = self._supervisors.get(seat)
         if supervisor is None:
-            supervisor = self._supervisors[seat] = Supervisor(
-                self._settings,
-                self,
-                seat,
-                first=self._router.is_first(seat),
-                guard=self._guard,
-                hangups=self.hangups,
-                relay=self._relay,
-                descriptor_limit=self._descriptor_limit,
-            )
+            first = self._router.is_first(seat)
+            supervisor = Supervisor(self._settings, self, seat, self._launcher, first=first)
+            self._supervisors[seat] = supervisor
         return supervisor
 
     async def _open(self) -> None:
@@ -222,6 +215,7 @@ class Hub:
             return  # nothing has been started yet: what will be is new
         _log.info("SIGHUP: replacing the server")
         self._deliver(self._router.replace_servers(self._clock()))
+        self._report()
 
     def _replaced(self, why_not: str) -> None:
         """A replacement has ended: who serves no more is started no more."""
@@ -229,10 +223,13 @@ class Hub:
             _log.error("the server was not replaced, the old one goes on: %s", printable(why_not))
         else:
             _log.info("the server was replaced")
-        for seat in self._supervisors:
+        for seat, supervisor in list(self._supervisors.items()):
             if seat not in self._router.seats:
-                self._supervisors[seat].dismiss()
+                supervisor.dismiss()
+            elif why_not and not self._stopping:
+                supervisor.resume()
         self._tidy()
+        self._report()
         self._life.replaced()
 
     def _tidy(self) -> None:
@@ -241,6 +238,26 @@ class Hub:
         for seat, supervisor in list(self._supervisors.items()):
             if seat not in kept and supervisor.idle and not self._router.is_new(seat):
                 del self._supervisors[seat]
+
+    def _report(self) -> None:
+        """Tell the service manager how things stand, until the bridge ends."""
+        if self._life.over.done():
+            return
+        kept = self._router.seats
+        serving = [self._children[seat].child.pid for seat in kept if seat in self._children]
+        server = ""
+        if self._settings.sharing != "isolated":
+            server = (
+                f"the server ended ({self._last_end})" if self._last_end else "the server is being started"
+            )
+        text = standing(
+            serving,
+            server=server,
+            replacing=self._router.replacing,
+            old=sum(seat not in kept and not self._router.is_new(seat) for seat in self._children),
+            own=0 if self._pool is None else self._pool.processes,
+        )
+        self._life.notifier.status(text)
 
     async def _drain(self, code: int) -> None:
         """Let what is at the server finish, if there is a server and nobody is in a hurry."""
@@ -373,7 +390,7 @@ class Hub:
 
     def server_started(self, seat: int, child: Child) -> None:
         port = self._children[seat] = ServerPort(self._new_key(), child)
-        self._life.notifier.status(f"serving; the server runs (pid {child.pid})")
+        self._report()
         self._ports[port.key] = port
         self._deliver(self._router.server_opened(port.key, self._clock(), seat))
         if child.ending:
@@ -410,8 +427,9 @@ class Hub:
         del self._children[seat]
         if seat not in self._router.seats:
             self._loop.call_soon(self._tidy)
-        if not self._stopping and not self._children:
-            self._life.notifier.status(f"serving; the server ended ({child.describe_status()})")
+        if seat in self._router.seats:
+            self._last_end = child.describe_status()
+        self._report()
 
     def server_needed(self, seat: int) -> bool:
         return self._router.needed(seat)
@@ -421,7 +439,7 @@ class Hub:
 
     def server_is_sole(self, seat: int) -> bool:
         kept = self._router.seats
-        if seat not in kept:
+        if seat not in kept or self._router.replacing:  # another may yet take its place
             return False
         return not self._ever_ready or sum(number in self._supervisors for number in kept) == 1
 
@@ -433,8 +451,7 @@ class Hub:
 
     def server_given_up(self, exit_code: int, reason: str) -> None:
         _log.error("%s", reason)
-        self._life.notifier.status(reason)
-        self._life.end(exit_code)
+        self._life.end(exit_code, reason)
 
     # --- From the processes of clients that have one each
 
@@ -446,6 +463,7 @@ class Hub:
             self._ports.pop(key, None)
         else:
             self._ports[key] = port
+        self._report()
 
     def pool_outputs(self, outputs: list[Output]) -> None:
         self._deliver(outputs)

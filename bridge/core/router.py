@@ -92,6 +92,11 @@ class Router:
         return found is not None and self._seats.swaps.is_new(found)
 
     @property
+    def replacing(self) -> bool:
+        """Whether new processes are being made ready to replace those that serve."""
+        return self._seats.swaps.current is not None
+
+    @property
     def in_flight(self) -> int:
         """Requests at the servers, the bridge's own and open subscriptions not counted."""
         return sum(len(client.inflight) for client in self._tables.clients.values())
@@ -382,6 +387,8 @@ class Router:
 
     def replace_servers(self, now: float) -> list[Output]:
         """Start a new process for each era that is served; once all are ready, they are the servers.
+
+        An era that comes to be served meanwhile is waited for, too.
 
         The old ones then answer what they were sent, and are stopped. Ends with a notice:
         SWAPPED or SWAP_FAILED. While one replacement is under way, one more is remembered.

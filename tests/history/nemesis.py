@@ -25,6 +25,10 @@ FREEZES: Final = (0.05, 0.2, 0.6, 1.2)
 """For how long a process is frozen, in seconds. A client waits longer than the last."""
 
 
+BACK: Final = (0.1, 0.3)
+"""How long after its death, in seconds, the next process of an era is being started, more or less."""
+
+
 @contextlib.contextmanager
 def process(pid: int, mark: str) -> Iterator[int | None]:
     """A descriptor of a process of this run; None if there is no such process any more."""
@@ -52,13 +56,17 @@ class Nemesis:
         folder: where the server's processes log.
         mark: by which they are known.
         replace: has the bridge replace all of them.
+        replacing: how often it does that, as a share of all it does.
     """
 
-    def __init__(self, folder: Path, mark: str, rng: random.Random, replace: Callable[[], None]) -> None:
+    def __init__(
+        self, folder: Path, mark: str, rng: random.Random, replace: Callable[[], None], replacing: float
+    ) -> None:
         self._lives = folder / "lives"
         self._mark = mark
         self._rng = rng
         self._replace = replace
+        self._replacing = replacing
         self.kills = 0
         self.killed: set[int] = set()
         """Process ids."""
@@ -72,7 +80,7 @@ class Nemesis:
             living = self._living()
             if not living:
                 continue
-            if self._rng.random() < 0.06:
+            if self._rng.random() < self._replacing:
                 self.replacements += 1
                 self._replace()
                 continue
@@ -83,6 +91,11 @@ class Nemesis:
                 if self._rng.random() < 0.5:
                     if self._may_kill(era):
                         self._kill(descriptor, pid)
+                        if self._rng.random() < self._replacing:
+                            # So that it may be back when the new process of the other era is not ready yet.
+                            await asyncio.sleep(self._rng.uniform(*BACK))
+                            self.replacements += 1
+                            self._replace()
                 else:
                     self.freezes += 1
                     send(descriptor, signal.SIGSTOP)
