@@ -258,6 +258,20 @@ class TheSession(RuleBasedStateMachine):
             )
         self.lines("server_data", key, data, 1000)
 
+    @precondition(lambda self: self.model.child and self.model.clients)
+    @rule(kind=st.sampled_from((2, 2, 8, 10)), n=number)
+    def clients_hold_the_same(self, kind: int, n: int) -> None:
+        """Everybody asks for much the same, and has it: only then there is anything to count."""
+        for key in list(self.model.clients):
+            self.send(key, [self.new(key, kind, n if kind == 2 else n + key)], 1000)
+        for _ in range(20):
+            if not self.answerable():
+                return
+            key, up = self.answerable()[0]
+            body = self.body(self.model.children[key].sent[up], 1 + n % 24)
+            self.model.answered(key, up, body)
+            self.lines("server_data", key, [line({"jsonrpc": "2.0", "id": up, **body})], 1000)
+
     @staticmethod
     def body(entry: Any, n: int) -> Json:
         """What a server may answer; empty: what nobody can read."""
