@@ -12,7 +12,7 @@ FOLDER: Final = Path(__file__).parent / "corpus"
 
 BY_HAND: Final[dict[str, tuple[bytes, ...]]] = {
     "codec": (
-        b'{"jsonrpc":"2.0",\r"id":7,"params":{"x":\r{"jsonrpc":"2.0","id":9,"method":"p"}\r},"method":"m"}\r',
+        b'{"jsonrpc":"2.0",\r"id":7,"params":{"x":[\r{"id":9,"method":"p"}\r]},"method":"m"}\r',
         b'\xef\xbb\xbf{"jsonrpc":"2.0","method":"m","params":{"a":1,"\\u0061":[1e400,-0,1.0]},"m\\u0065thod":"n"}',
         b'{"jsonrpc":"2.0","id":"\\uD83D\\uDE00","method":"\\ud83d","params":["\\\\ud83d\\\\\\ud83d\\ude00\\ude00"]}',
         *(
