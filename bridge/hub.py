@@ -50,6 +50,9 @@ TICK: Final = 0.1
 CLOSE_WAIT: Final = 1.0
 """How long, in seconds, clients have at the end of a stop to read what they were sent."""
 
+COLLECTED: Final = 64 * 1024
+"""What clients write in one turn of the event loop goes to the server at once, up to this many bytes."""
+
 UNCHECKED: Final = 4 * 1024 * 1024
 """How many bytes may come in before all buffers are added up, whether anybody is slow to read or not."""
 
@@ -117,6 +120,10 @@ class Hub:
         self._connections: dict[Key, ClientConnection] = {}
         self._congested: dict[Key, ClientConnection] = {}
         self._unchecked = 0
+        self._crowded = False
+        self._collected = 0
+        self._flushing = False
+        self._alone = False
         self._swollen = False
         self._last_key = 0
         self._children: dict[int, ServerPort] = {}
@@ -328,11 +335,29 @@ class Hub:
             _log.warning("a client of another user was refused at %s%s", listener.address, more)
 
     def client_data(self, key: Key, data: bytes) -> None:
+        size = len(data)
         if self._pool is None or self._pool.client_data(key, data):
-            self._deliver(self._router.client_data(key, data, self._clock()))
-        self._unchecked += len(data)
+            self._router.collect(key, data, self._clock())
+            if not self._crowded or self._attention.due or self._collected > COLLECTED:
+                self._collected = 0
+                self._deliver(self._router.flush())
+            elif not self._flushing:
+                self._flushing = self._alone = True
+                self._collected = size
+                self._loop.call_soon(self._flush)
+            else:
+                self._alone = False
+                self._collected += size
+        self._unchecked += size
         if self._unchecked > UNCHECKED:
             self._check_buffers()
+
+    def _flush(self) -> None:
+        """All that could be read in this turn of the event loop has been."""
+        self._flushing = False
+        if self._alone:
+            self._crowded = False  # nothing was gained
+        self._deliver(self._router.flush())
 
     def client_turn(self, key: Key) -> None:
         if self._pool is not None:
@@ -375,7 +400,10 @@ class Hub:
 
     def server_data(self, seat: int, data: bytes) -> None:
         port = self._children[seat]
-        self._deliver(self._router.server_data(port.key, data, self._clock()))
+        outputs = self._router.server_data(port.key, data, self._clock())
+        if len(outputs) > 1:
+            self._crowded = True
+        self._deliver(outputs)
         self._unchecked += len(data)
         if self._unchecked > UNCHECKED:
             self._check_buffers()

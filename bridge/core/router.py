@@ -186,13 +186,23 @@ class Router:
 
     def client_data(self, key: Key, data: bytes, now: float) -> list[Output]:
         """A client has written bytes, cut anywhere. After its close they are ignored."""
+        self.collect(key, data, now)
+        return self._tables.outbox.flush()
+
+    def collect(self, key: Key, data: bytes, now: float) -> None:
+        """Do as `client_data` does, but keep what is to be written for the next call, or for `flush`.
+
+        What several clients wrote at the same time is then written to the server at once.
+        """
         tables = self._tables
         client = tables.clients.get(key)
-        if client is None:
-            return []
-        tables.now = now
-        self._downstream.data(client, data)
-        return tables.outbox.flush()
+        if client is not None:
+            tables.now = now
+            self._downstream.data(client, data)
+
+    def flush(self) -> list[Output]:
+        """What `collect` has kept."""
+        return self._tables.outbox.flush()
 
     def client_turn(self, key: Key, now: float) -> list[Output]:
         """Go on with what a client wrote: see `Control.TURN`. May be closed already."""

@@ -134,11 +134,10 @@ class Model:
             for line, at in client.queue
             if "id" not in line or key(line["id"]) != name or line["method"] == "initialize"
         ]
-        group = client.asks.pop(name, [])
-        kept = [ask for ask in group if ask.message["method"] == "initialize"]
-        if kept:
-            client.asks[name] = kept
-        if len(kept) < len(group):
+        given_up = [ask for ask in client.asks.get(name, []) if ask.message["method"] != "initialize"]
+        for ask in given_up:
+            self.forget(client, ask)
+        if given_up:
             self.tell(client, message)
         self.feed(client)
 
