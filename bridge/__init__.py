@@ -28,7 +28,8 @@
 | `listener.py`, `socket_file.py`, `activation.py` | listening sockets: a path's, TCP's, systemd's |
 | `peers.py`, `hangup.py` | who may connect; hang-ups told from half-closes |
 | `client.py` | one connection |
-| `child.py`, `process.py`, `pipes.py`, `guard.py` | the server process; nothing of it is left behind |
+| `child.py`, `process.py`, `guard.py` | the server process; nothing of it is left behind |
+| `stdin.py`, `pipes.py` | its pipes |
 | `launcher.py` | with what each server process is started |
 | `supervisor.py` | carries out what the restart policy decides |
 | `pool.py`, `turns.py` | server processes of clients that have one each, and spare ones; who waits for one |

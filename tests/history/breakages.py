@@ -343,12 +343,6 @@ BREAKAGES: Final = (
         replacing=OFTEN,
     ),
     _breakage(
-        "what a replaced process says on its own is passed on",
-        "stray-notification stray-subscription two-outcomes unacknowledged",
-        ("core/swap.py", "            child.muted = True\n", ""),
-        replacing=OFTEN,
-    ),
-    _breakage(
         "the descriptor of each server process stays open",
         "descriptors",
         (

@@ -80,22 +80,20 @@ class Nemesis:
             living = self._living()
             if not living:
                 continue
-            if self._rng.random() < self._replacing:
-                self.replacements += 1
-                self._replace()
-                continue
             era, pid = self._rng.choice(living)
             with process(pid, self._mark) as descriptor:
+                if self._rng.random() < self._replacing:
+                    if descriptor is not None and self._rng.random() < 0.5 and self._may_kill(era):
+                        # So that it may be back when the new process of the other era is not ready yet.
+                        self._kill(descriptor, pid)
+                        await asyncio.sleep(self._rng.uniform(*BACK))
+                    self._have_replaced()
+                    continue
                 if descriptor is None:
                     continue
                 if self._rng.random() < 0.5:
                     if self._may_kill(era):
                         self._kill(descriptor, pid)
-                        if self._rng.random() < self._replacing:
-                            # So that it may be back when the new process of the other era is not ready yet.
-                            await asyncio.sleep(self._rng.uniform(*BACK))
-                            self.replacements += 1
-                            self._replace()
                 else:
                     self.freezes += 1
                     send(descriptor, signal.SIGSTOP)
@@ -110,6 +108,12 @@ class Nemesis:
         self.kills += 1
         self.killed.add(pid)
         send(descriptor, signal.SIGKILL)
+
+    def _have_replaced(self) -> None:
+        self.replacements += 1
+        with open(self._lives, "a", encoding="utf-8") as lives:
+            lives.write(f"R\t-\t-\t{time.monotonic()}\n")
+        self._replace()
 
     def _text(self) -> str:
         return self._lives.read_text(encoding="utf-8") if self._lives.exists() else ""

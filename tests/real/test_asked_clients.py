@@ -66,13 +66,13 @@ class Asked(Protocol):
 class Python2:
     """Such a client of the Python SDK 2.x, which runs in the tests' own process."""
 
-    def __init__(self, bridge: RunningBridge, name: str) -> None:
+    def __init__(self, bridge: RunningBridge, name: str, mode: str) -> None:
         self._name = name
         self._events: list[str] = []
         self._more = asyncio.Event()
         self.client = Client(
             socket_transport(bridge.address),
-            mode="legacy",
+            mode=mode,
             client_info=Implementation(name=name, version="1.0.0"),
             sampling_callback=self._sample,
             elicitation_callback=self._elicit,
@@ -136,9 +136,13 @@ class Python2:
 SDKS = ("python1", "python2", "typescript1", "typescript2")
 
 
+# These ask with `server/discover` first, and fall back.
+OF_BOTH_ERAS = ("python2-auto", "typescript2-auto")
+
+
 @asynccontextmanager
-async def _python2(bridge: RunningBridge, name: str) -> AsyncIterator[Asked]:
-    asked = Python2(bridge, name)
+async def _python2(bridge: RunningBridge, name: str, mode: str) -> AsyncIterator[Asked]:
+    asked = Python2(bridge, name, mode)
     async with asked.client as client:
         assert client.protocol_version == LEGACY
         yield asked
@@ -147,13 +151,15 @@ async def _python2(bridge: RunningBridge, name: str) -> AsyncIterator[Asked]:
 def client(
     sdk: str, surroundings: Surroundings, bridge: RunningBridge, name: str
 ) -> AbstractAsyncContextManager[Asked]:
-    """A client of one of the SDKS; those of TypeScript come through `mcp-bridge connect`."""
+    """A client of one of the SDKS, or OF_BOTH_ERAS; those of TypeScript come through `mcp-bridge connect`."""
+    sdk, _, mode = sdk.partition("-")
+    mode = mode or "legacy"
     if sdk == "python2":
-        return _python2(bridge, name)
+        return _python2(bridge, name, mode)
     if sdk == "python1":
         return surroundings.python1.client(address=bridge.address, name=name)
     how = {"command": connect_argv(bridge.address), "env": shim_environment(), "name": name}
-    return surroundings.typescript.client(sdk=int(sdk[-1]), mode="legacy", **how)
+    return surroundings.typescript.client(sdk=int(sdk[-1]), mode=mode, **how)
 
 
 async def call(client: Asked, tool: str, **arguments: Any) -> Any:
@@ -175,7 +181,7 @@ async def apart(request: pytest.FixtureRequest) -> AsyncIterator[RunningBridge]:
         yield bridge
 
 
-@pytest.mark.parametrize("sdk", SDKS)
+@pytest.mark.parametrize("sdk", [*SDKS, *OF_BOTH_ERAS])
 async def test_each_client_is_asked_by_its_own_server_and_answers_it(
     apart: RunningBridge, sdk: str, surroundings: Surroundings
 ) -> None:
