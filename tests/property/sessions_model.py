@@ -388,6 +388,7 @@ class Model:
 
     def answered(self, key: int, up: int, body: Json) -> None:
         """`body` holds `result` or `error`, or nothing if it could not be read."""
+        self.freed.clear()
         child = self.children[key]
         entry = child.sent.pop(up)
         if entry == "initialize":
