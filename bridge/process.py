@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, NamedTuple
 
 from bridge.errors import SpawnError
 from bridge.pipes import Pipe, enlarge, open_pipe
 from bridge.reaper import claim
 
-__all__ = ["ExitWatch", "Started", "start_process"]
+TYPE_CHECKING = False  # the first server is started before anything slow is imported: see bridge.headstart
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Literal
+
+    from bridge.guard import Guard
+
+__all__ = ["ExitWatch", "Started", "start_guarded", "start_process"]
 
 # How often to ask whether a process has exited, where there is no pidfd to tell.
 EXIT_POLL_S = 0.05
@@ -33,13 +38,18 @@ _REASONS = {
 }
 
 
-class Started(NamedTuple):
+class Started:
     """A process that runs, and our ends of its pipes; `stderr` is None if that is not a pipe."""
 
-    process: subprocess.Popen[bytes]
-    stdin: Pipe
-    stdout: Pipe
-    stderr: Pipe | None
+    __slots__ = ("process", "stderr", "stdin", "stdout")
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], stdin: Pipe, stdout: Pipe, stderr: Pipe | None
+    ) -> None:
+        self.process = process
+        self.stdin = stdin
+        self.stdout = stdout
+        self.stderr = stderr
 
 
 def start_process(
@@ -101,6 +111,25 @@ def start_process(
             pipe.close()
     claim(process.pid)
     return Started(process, stdin, stdout, stderr_pipe)
+
+
+def start_guarded(
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    cwd: str | None,
+    stderr: Literal["relay", "inherit", "null"],
+    guard: Guard | None,
+) -> Started:
+    """As `start_process`, with the process on the guard's list before anybody speaks to it.
+
+    A bridge that is killed in between has at least announced it. Raises SpawnError.
+    """
+    announce = None if guard is None else guard.expect
+    started = start_process(command, env=env, cwd=cwd, stderr=stderr, announce=announce)
+    if guard is not None:
+        guard.add(started.process.pid)
+    return started
 
 
 class ExitWatch:

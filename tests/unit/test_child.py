@@ -25,7 +25,7 @@ from bridge.child import Child, spawn
 from bridge.errors import SpawnError
 from bridge.guard import Guard
 from bridge.hangup import HangupWatch, hung_up
-from bridge.pipes import StderrLines
+from bridge.outputs import StderrLines
 
 WAIT_S = 10.0
 MIB = 1 << 20
