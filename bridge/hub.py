@@ -24,7 +24,6 @@ from bridge.core.jsonrpc import OVERLOADED, error_line
 from bridge.core.outbox import Control, Key, Output
 from bridge.core.router import Router
 from bridge.core.tables import NoticeKind
-from bridge.guard import Guard
 from bridge.hangup import HangupWatch
 from bridge.launcher import Launcher
 from bridge.lifecycle import Lifecycle
@@ -37,6 +36,7 @@ from bridge.tuning import give_memory_back, most_connections
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from bridge.admin import AdminServer, Health
+    from bridge.headstart import HeadStart
     from bridge.pool import Pool
 
 _log = logging.getLogger("bridge")
@@ -105,13 +105,19 @@ class Hub:
     Args:
         settings: what the operator asked for.
         writer: of the log.
+        start: what has been opened and started already; its maker closes it once the bridge has ended.
         descriptor_limit: what servers are started with; None: as it is.
     """
 
     def __init__(
-        self, settings: Settings, writer: LogWriter, descriptor_limit: tuple[int, int] | None = None
+        self,
+        settings: Settings,
+        writer: LogWriter,
+        start: HeadStart,
+        descriptor_limit: tuple[int, int] | None = None,
     ) -> None:
         self._settings = settings
+        self._start = start
         self._loop = asyncio.get_running_loop()
         self._clock: Callable[[], float] = self._loop.time
         self._router = Router(settings.limits, salt=secrets.token_bytes(16), version=__version__)
@@ -134,15 +140,14 @@ class Hub:
         self._ticking = False
         self._refusals = RateLimit(1.0, 5.0)
         self._life = Lifecycle(self._replace_servers)
-        self._acceptor = Acceptor(settings, self._accepted)
+        self._acceptor = Acceptor(start.listeners, self._accepted)
         self._admin: AdminServer | None = None
         self._stopping = False
         self._last_end = ""
         self.hangups = HangupWatch(self._loop)
-        self._guard = Guard.start()
         self._launcher = Launcher(
             settings,
-            guard=self._guard,
+            start=start,
             hangups=self.hangups,
             relay=StderrRelay(writer),
             descriptor_limit=descriptor_limit,
@@ -160,7 +165,7 @@ class Hub:
         """Serve until told to stop; return the exit code.
 
         Raises:
-            ConfigError, ListenError: a listener cannot be opened; nothing is left behind.
+            OSError: nobody can be accepted; nothing is left behind.
         """
         life = self._life
         life.begin()
@@ -190,12 +195,10 @@ class Hub:
 
     async def _open(self) -> None:
         settings = self._settings
-        # All of them first: a bridge that cannot be reached must not start a server.
-        self._acceptor.bind()
-        if settings.admin is not None:
-            from bridge.admin import start_admin
+        if self._start.admin:
+            from bridge.admin import serve_admin
 
-            self._admin = await start_admin(settings.admin, self.health, insecure=settings.insecure)
+            self._admin = await serve_admin(self._start.admin, self.health)
         if self._max_clients < settings.max_clients:
             _log.warning("the limit of open files (ulimit -n) allows %d clients only", self._max_clients)
         await self._acceptor.serve()
@@ -295,8 +298,8 @@ class Hub:
             connection.abort()
         if self._admin is not None:
             await self._admin.close()
-        if self._guard is not None:
-            self._guard.close()
+        if self._start.guard is not None:
+            self._start.guard.close()
         self.hangups.close()
 
     def health(self) -> Health:

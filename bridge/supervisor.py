@@ -227,7 +227,7 @@ class Supervisor:
 
     async def _spawn(self) -> None:
         try:
-            child = await self._launcher.launch(self)
+            child = await self._launcher.launch(self, shared=True)
         except SpawnError as error:
             self._spawning = None
             self._spawn_failed(error)
