@@ -397,7 +397,7 @@ class ThePairs(RuleBasedStateMachine):
 
 
 ThePairs.TestCase.settings = settings(
-    max_examples=int(EXAMPLES) if EXAMPLES else 150,
+    max_examples=int(EXAMPLES) if EXAMPLES else 70,
     stateful_step_count=60 if EXAMPLES else 40,
     deadline=None,
     derandomize=not EXAMPLES,
