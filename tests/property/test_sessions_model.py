@@ -310,6 +310,13 @@ class TheSession(RuleBasedStateMachine):
                 self.model.asks_client(key, asks)
                 data.append(line(asks))
                 continue
+            ups = [up for other, up in self.answerable() if other == key]
+            if kind >= 12 and ups:  # between what is told to many, something for one
+                up = pick(ups, n)
+                body = self.body(child.sent[up], m % 24)
+                self.model.answered(key, up, body)
+                data.append(line({"jsonrpc": "2.0", "id": up, **body}))
+                continue
             about: Json = {"_meta": {RELATED: {"taskId": pick(TASKS, m)}}}
             tokens = [*child.sent, *child.tokens, 99]
             message = pick(
