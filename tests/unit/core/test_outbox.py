@@ -50,6 +50,14 @@ def test_what_is_told_to_many_is_told_to_them_whatever_others_are_sent_in_betwee
     assert pieces[Key(3)] == b'{"told":"one"}\n'
 
 
+def test_what_is_told_to_all_is_not_told_to_who_is_being_closed() -> None:
+    outbox = Outbox(CODEC)
+    leaving, staying = Lane(Key(1)), Lane(Key(2))
+    outbox.close(leaving)
+    assert outbox.put_to_all([leaving, staying], Raw(b"{}")) == 1
+    assert outbox.flush() == [(1, b""), (2, b"{}\n")]
+
+
 def test_what_was_flushed_is_not_flushed_again() -> None:
     outbox = Outbox(CODEC)
     lane = Lane(Key(1))
