@@ -104,6 +104,15 @@ BREAKAGES: Final = (
         ),
     ),
     _breakage(
+        "who is told what others are told gets another's answers, too",
+        "foreign-response",
+        (
+            "core/outbox.py",
+            "                    piece = common_piece\n",
+            "                    pass\n",
+        ),
+    ),
+    _breakage(
         "a second answer is delivered, too",
         "two-outcomes",
         (
