@@ -34,6 +34,7 @@
 | `launcher.py` | with what each server process is started |
 | `supervisor.py` | carries out what the restart policy decides |
 | `pool.py`, `turns.py` | server processes of clients that have one each, and spare ones; who waits for one |
+| `memory.py`, `news.py` | all buffers together, within bounds; what the core noticed, for the log |
 | `hub.py` | joins all of these; the running bridge |
 | `lifecycle.py`, `signals.py` | when it ends: signals, the service manager, being PID 1 |
 | `notify.py`, `standing.py` | what systemd is told |

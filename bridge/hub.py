@@ -30,9 +30,11 @@ from bridge.launcher import Launcher
 from bridge.lifecycle import Lifecycle
 from bridge.listener import Listener
 from bridge.logs import LogWriter, RateLimit, StderrRelay, printable
+from bridge.memory import Memory
+from bridge.news import News
 from bridge.standing import standing
 from bridge.supervisor import Supervisor
-from bridge.tuning import give_memory_back, most_connections
+from bridge.tuning import most_connections
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,24 +54,6 @@ CLOSE_WAIT: Final = 1.0
 
 COLLECTED: Final = 64 * 1024
 """What clients write in one turn of the event loop goes to the server at once, up to this many bytes."""
-
-UNCHECKED: Final = 4 * 1024 * 1024
-"""How many bytes may come in before all buffers are added up, whether anybody is slow to read or not."""
-
-SWOLLEN: Final = 32 * 1024 * 1024
-"""When all buffers together have held more than so many bytes, the memory is given back once they are empty:
-the allocator would keep what lies below anything that is still in use."""
-
-LEVELS: Final = {
-    NoticeKind.ERA_REFUSED: logging.INFO,
-    NoticeKind.SHARED_SESSION: logging.INFO,
-    NoticeKind.NOISE: logging.WARNING,
-    NoticeKind.BAD_LINE: logging.WARNING,
-    NoticeKind.CLIENT_CUT: logging.WARNING,
-    NoticeKind.SERVER_REQUEST: logging.WARNING,
-    NoticeKind.SUBSCRIPTION_LOST: logging.WARNING,
-    NoticeKind.AMBIGUOUS_LOG: logging.INFO,
-}
 
 
 class Port(Protocol):
@@ -118,19 +102,19 @@ class Hub:
         self._attention = self._router.attention
         self._ports: dict[Key, Port] = {}
         self._connections: dict[Key, ClientConnection] = {}
-        self._congested: dict[Key, ClientConnection] = {}
-        self._unchecked = 0
+        self._memory = Memory(
+            settings.max_buffered, self._connections, self._held_for, self._held_else, self._tick_soon
+        )
         self._crowded = False
         self._collected = 0
         self._flushing = False
         self._alone = False
-        self._swollen = False
         self._last_key = 0
         self._children: dict[int, ServerPort] = {}
         self._ever_ready = False
         most = most_connections()
         self._max_clients = settings.max_clients if most is None else min(settings.max_clients, most)
-        self._limits: dict[NoticeKind, RateLimit] = {kind: RateLimit(1.0, 5.0) for kind in NoticeKind}
+        self._news = News()
         self._ticking = False
         self._refusals = RateLimit(1.0, 5.0)
         self._life = Lifecycle(self._replace_servers)
@@ -348,9 +332,7 @@ class Hub:
             else:
                 self._alone = False
                 self._collected += size
-        self._unchecked += size
-        if self._unchecked > UNCHECKED:
-            self._check_buffers()
+        self._memory.came(size)
 
     def _flush(self) -> None:
         """All that could be read in this turn of the event loop has been."""
@@ -378,13 +360,12 @@ class Hub:
         if key is not None:
             self._ports.pop(key, None)
             self._connections.pop(key, None)
-            self._congested.pop(key, None)
+            self._memory.forget(key)
             self.client_gone(key)
 
     def client_congested(self, connection: ClientConnection) -> None:
         if connection.key is not None:
-            self._congested[connection.key] = connection
-            self._tick_soon()
+            self._memory.congested(connection.key, connection)
 
     # --- From the server
 
@@ -404,9 +385,7 @@ class Hub:
         if len(outputs) > 1:
             self._crowded = True
         self._deliver(outputs)
-        self._unchecked += len(data)
-        if self._unchecked > UNCHECKED:
-            self._check_buffers()
+        self._memory.came(len(data))
         if not port.spoke and self._router.spoke(port.key):
             port.spoke = True
             self._supervisors[seat].spoke()
@@ -539,12 +518,7 @@ class Hub:
             elif kind is NoticeKind.REPLACE_CHILD or kind is NoticeKind.RETIRE_CHILD:
                 self._supervisors[seat].replace(retire=kind is NoticeKind.RETIRE_CHILD)
             else:
-                limit = self._limits[kind]
-                dropped = limit.dropped
-                if limit.allow(now):
-                    more = f" (and {dropped} more of this kind)" if dropped else ""
-                    detail = printable(notice.detail)
-                    _log.log(LEVELS[kind], "%s%s: %s", kind.value, more, detail, extra={"key": notice.key})
+                self._news.tell(kind, notice.key, notice.detail, now)
 
     # --- Time
 
@@ -559,49 +533,13 @@ class Hub:
         pool = self._pool
         if pool is not None:
             pool.tick()
-        self._enforce()
-        if (
-            self._congested
-            or self._swollen
-            or self._router.needs_tick
-            or (pool is not None and pool.needs_tick)
-        ):
+        self._memory.enforce()
+        if self._memory.needs_tick or self._router.needs_tick or (pool is not None and pool.needs_tick):
             self._tick_soon()
 
-    def _check_buffers(self) -> None:
-        """Bytes have come in: lines without an end, and queues, grow without anybody being slow to read."""
-        self._unchecked = 0
-        self._enforce()
-
-    def _buffered(self, key: Key) -> int:
+    def _held_for(self, key: Key) -> int:
         return self._router.buffered(key) + (0 if self._pool is None else self._pool.buffered(key))
 
-    def _enforce(self) -> None:
-        """Keep all buffers together within bounds: the client that holds most is cut."""
-        for key in [key for key, connection in self._congested.items() if not connection.congested]:
-            del self._congested[key]
-        limit = self._settings.max_buffered
-        while True:
-            held = {key: c.unread + self._buffered(key) for key, c in self._connections.items()}
-            total = sum(held.values()) + self._router.buffered_of_servers
-            total += sum(port.child.unsent for port in self._children.values())
-            if self._pool is not None:
-                total += self._pool.unsent
-            self._weigh(total)
-            if total <= limit or not held:
-                return
-            key = max(held, key=held.__getitem__)
-            if not held[key]:
-                return
-            _log.warning("client %d was cut: of %d bytes in all buffers it had %d", key, total, held[key])
-            self._connections.pop(key).abort()
-
-    def _weigh(self, total: int) -> None:
-        """Give memory back to the system when much was held and little is."""
-        if total > SWOLLEN:
-            self._swollen = True
-            self._tick_soon()
-        elif self._swollen and total < SWOLLEN // 4:
-            self._swollen = False
-            # Not from within: who was cut a moment ago still holds what it was to be sent.
-            self._loop.call_later(TICK, give_memory_back)
+    def _held_else(self) -> int:
+        unsent = sum(port.child.unsent for port in self._children.values())
+        return unsent + self._router.buffered_of_servers + (0 if self._pool is None else self._pool.unsent)

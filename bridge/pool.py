@@ -22,7 +22,8 @@ from bridge.core.sorting import Sorted, Sorter
 from bridge.core.tables import NoticeKind
 from bridge.errors import SpawnError
 from bridge.launcher import Launcher
-from bridge.logs import RateLimit, printable
+from bridge.logs import printable
+from bridge.news import News
 from bridge.turns import Turns
 
 _log = logging.getLogger("bridge.server")
@@ -139,7 +140,7 @@ class Pool:
         self._stopping = False
         self._spare_delay = SPARE_BASE_S
         self._spare_timer: asyncio.TimerHandle | None = None
-        self._limits: dict[NoticeKind, RateLimit] = {kind: RateLimit(1.0, 5.0) for kind in NoticeKind}
+        self._news = News()
 
     # --- What the hub may ask
 
@@ -454,8 +455,4 @@ class Pool:
             if process is not None:
                 self._stop(process)
         else:
-            limit = self._limits[kind]
-            dropped = limit.dropped
-            if limit.allow(self._loop.time()):
-                more = f" (and {dropped} more of this kind)" if dropped else ""
-                _log.warning("%s%s: %s", kind.value, more, printable(detail), extra={"key": key})
+            self._news.tell(kind, key, detail, self._loop.time())
