@@ -28,12 +28,15 @@
 | `listener.py`, `socket_file.py`, `activation.py` | listening sockets: a path's, TCP's, systemd's |
 | `peers.py`, `hangup.py` | who may connect; hang-ups told from half-closes |
 | `client.py` | one connection |
-| `child.py`, `process.py`, `pipes.py`, `guard.py` | the server process; nothing of it is left behind |
+| `child.py`, `process.py`, `guard.py` | the server process; nothing of it is left behind |
+| `stdin.py`, `pipes.py` | its pipes |
+| `launcher.py` | with what each server process is started |
 | `supervisor.py` | carries out what the restart policy decides |
 | `pool.py`, `turns.py` | server processes of clients that have one each, and spare ones; who waits for one |
 | `hub.py` | joins all of these; the running bridge |
 | `lifecycle.py`, `signals.py` | when it ends: signals, the service manager, being PID 1 |
-| `notify.py`, `watchdog.py`, `reaper.py` | what systemd is told; a loop that hangs; orphans |
+| `notify.py`, `standing.py` | what systemd is told |
+| `watchdog.py`, `reaper.py` | a loop that hangs; orphans |
 | `insist.py` | steps that the event loop must not lose |
 | `logs.py`, `admin.py`, `tuning.py` | logs that never block; health; what is asked of the system |
 | `cli.py`, `options.py`, `config.py`, `address.py`, `errors.py` | command line, settings, addresses, errors |

@@ -25,9 +25,10 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from bridge.errors import SpawnError
 from bridge.insist import insist
-from bridge.pipes import PipeReader, StderrLines, drain, unread_bytes
+from bridge.pipes import PipeReader, StderrLines, drain
 from bridge.process import ExitWatch, Started, start_process
 from bridge.reaper import release
+from bridge.stdin import ServerStdin
 
 if TYPE_CHECKING:
     from bridge.guard import Guard
@@ -37,10 +38,6 @@ __all__ = ["Child", "ChildOwner", "kill_unless_stopped", "spawn"]
 
 logger = logging.getLogger("bridge")
 
-# Unsent stdin above HIGH is reported as blocked, below LOW as writable again. Enough for the server never to
-# wait for us, and no more than that is lost with it. uvloop's own low mark would be 16 bytes.
-STDIN_HIGH = 1 << 20
-STDIN_LOW = 256 << 10
 # What a server wrote before it died is in its pipe and read in no time, while a grandchild may hold the pipe
 # for ever.
 DRAIN_S = 0.2
@@ -108,18 +105,16 @@ class Child:
         self._owner = owner
         self._process = process
         self._guard = guard
-        self._hangups = hangups
         self._ended: asyncio.Future[None] = loop.create_future()
 
-        self._stdin: asyncio.WriteTransport | None = None
+        self._stdin = ServerStdin(self, hangups)
         self._stdout: asyncio.ReadTransport | None = None
         self._stderr: asyncio.ReadTransport | None = None
-        self._stdin_fd = self._stdout_fd = self._stderr_fd = -1
+        self._stdout_fd = self._stderr_fd = -1
         self._lines = StderrLines(relay)
 
         # What is known so far; `_review` decides what follows from it.
         self._early: list[bytes] | None = []  # stdout from before the owner may be called; then None
-        self._accepting = False  # stdin takes data
         self._stdin_lost = False  # the server closed it
         self._stdout_over = False
         self._stderr_over = False
@@ -139,18 +134,12 @@ class Child:
 
     def write(self, data: bytes) -> None:
         """Send bytes to the server's stdin. Never raises; ignored once stdin is gone."""
-        if self._accepting and self._stdin is not None:
-            try:
-                self._stdin.write(data)
-            except Exception:  # uvloop: RuntimeError, once the pipe is closed on the server's account
-                self._lose_stdin()
+        self._stdin.write(data)
 
     @property
     def unsent(self) -> int:
         """Bytes that wait for room in the server's stdin."""
-        if self._stdin is None or self._over:
-            return 0
-        return self._stdin.get_write_buffer_size()
+        return 0 if self._over else self._stdin.unsent
 
     def stderr_tail(self) -> str:
         """The last 16 KiB the server wrote to stderr, decoded with replacement."""
@@ -200,8 +189,7 @@ class Child:
         _, stdin, stdout, stderr = started
         pending = [pipe for pipe in (stdin, stdout, stderr) if pipe is not None]
         try:
-            self._stdin_fd = pending.pop(0).fileno()
-            self._stdin, _ = await loop.connect_write_pipe(lambda: _StdinProtocol(self), stdin)
+            await self._stdin.connect(loop, pending.pop(0))
             self._stdout_fd = pending.pop(0).fileno()
             self._stdout, _ = await loop.connect_read_pipe(
                 lambda: PipeReader(self._stdout_data, self._stdout_end), stdout
@@ -211,7 +199,7 @@ class Child:
                 self._stderr, _ = await loop.connect_read_pipe(
                     lambda: PipeReader(self._lines.feed, self._stderr_end), stderr
                 )
-            self._open_stdin(self._stdin)
+            self._stdin.open()
         except BaseException:
             # The loop has closed the pipe it failed on; the later ones are still ours.
             for pipe in pending:
@@ -221,16 +209,6 @@ class Child:
         finally:
             self._stdout_over |= self._stdout is None
             self._stderr_over |= self._stderr is None
-
-    def _open_stdin(self, transport: asyncio.WriteTransport) -> None:
-        if transport.is_closing():  # closed by the server already
-            self._lose_stdin()
-            return
-        transport.set_write_buffer_limits(high=STDIN_HIGH, low=STDIN_LOW)
-        self._accepting = True
-        if self._hangups is not None:
-            with contextlib.suppress(OSError):  # the system's limit of watches: the next write will tell
-                self._hangups.watch(self._stdin_fd, self._lose_stdin)
 
     def _begin(self) -> None:
         """From here on the owner is called."""
@@ -253,7 +231,7 @@ class Child:
         """It is about to end: what is written to it from now on could only be lost."""
         if not self.ending:
             self.ending = True
-            self.unread = self.unsent + unread_bytes(self._stdin_fd)
+            self.unread = self._stdin.unread
             if self._early is None:
                 self._owner.child_ending(self)
 
@@ -284,30 +262,23 @@ class Child:
     def _stderr_end(self) -> None:
         self._stderr_over = True
 
-    def _stdin_closed(self) -> None:
-        """The transport of stdin is closing: by the server's doing, if it was not ours."""
-        if self._accepting:
-            self._lose_stdin()
-        else:
-            self._unwatch_stdin()
+    # --- From stdin
 
-    def _lose_stdin(self) -> None:
-        """The server has closed its stdin, or is gone."""
+    def stdin_lost(self) -> None:
         self._stdin_lost = True
         self._no_more()
-        self._drop_stdin()
+        self._stdin.drop()
         self._review()
 
-    def _stdin_full(self) -> None:
+    def stdin_full(self) -> None:
         try:
-            if self._accepting:
-                self._owner.child_blocked(self)
+            self._owner.child_blocked(self)
         except Exception:
             self._fail()
 
-    def _stdin_flows(self) -> None:
+    def stdin_flows(self) -> None:
         try:
-            if self._accepting and not self.ending:
+            if not self.ending:
                 self._owner.child_writable(self)
         except Exception:
             self._fail()
@@ -330,7 +301,7 @@ class Child:
         elif self._exited or (self._stdin_lost and not stopping):
             # What it wrote last is still read. One that lost its stdin gets the same time to exit by itself,
             # with a status of its own.
-            self._drop_stdin()
+            self._stdin.drop()
             if self._drain_timer is None:
                 self._drain_timer = self._loop.call_later(DRAIN_S, insist, self._loop, self._finish)
         elif self._stdout_over and not stopping and self._eof_timer is None:
@@ -342,19 +313,16 @@ class Child:
         if self._over or (self._term_at is not None and self._term_at <= term_at):
             return
         self._term_at = term_at
-        self._accepting = False
-        self._unwatch_stdin()
+        self._stdin.end()  # after what is buffered
         _cancel(self._eof_timer, self._stop_timer)
         if not self._exited:  # it had lost its stdin: from now on the deadlines of `stop` hold
             _cancel(self._drain_timer)
             self._drain_timer = None
-        if self._stdin is not None:
-            self._stdin.close()  # after what is buffered
         self._stop_timer = self._loop.call_at(term_at, insist, self._loop, self._terminate)
 
     def _terminate(self) -> None:
         self._signal(signal.SIGTERM)
-        self._drop_stdin()
+        self._stdin.drop()
         self._stop_timer = self._loop.call_later(TERM_GRACE_S, insist, self._loop, self.kill)
 
     def _finish(self) -> None:
@@ -379,7 +347,7 @@ class Child:
         self._lines.end()
         self._over = True
         _cancel(self._eof_timer, self._drain_timer, self._stop_timer, self._kill_timer)
-        self._drop_stdin()
+        self._stdin.drop()
         for reader in (self._stdout, self._stderr):
             if reader is not None:
                 reader.close()
@@ -407,21 +375,6 @@ class Child:
             # Nobody is left in the group; or (EPERM) only who has become another user.
             with contextlib.suppress(OSError):
                 os.killpg(self.pid, number)
-
-    def _unwatch_stdin(self) -> None:
-        """To be called before the descriptor is closed: its number may be another child's a moment later."""
-        if self._hangups is not None and self._stdin_fd >= 0:
-            self._hangups.forget(self._stdin_fd)
-        self._stdin_fd = -1
-
-    def _drop_stdin(self) -> None:
-        """Close stdin with whatever is unsent."""
-        self._accepting = False
-        self._unwatch_stdin()
-        # The stock loop's transport does not bear being aborted when it is closed already.
-        stdin = self._stdin
-        if stdin is not None and (not stdin.is_closing() or stdin.get_write_buffer_size()):
-            stdin.abort()
 
 
 async def spawn(
@@ -480,26 +433,6 @@ def kill_unless_stopped(child: Child, stopping: asyncio.Task[None]) -> None:
     if not stopping.cancelled() and stopping.exception() is not None:
         logger.error("bug: a server could not be stopped; killing it", exc_info=stopping.exception())
         insist(child._loop, child.kill)
-
-
-class _StdinProtocol(asyncio.Protocol):
-    """Tells the child about the write end of its stdin."""
-
-    def __init__(self, child: Child) -> None:
-        self._child = child
-
-    def eof_received(self) -> None:  # uvloop: nobody can read the pipe any more
-        self._child._stdin_closed()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._child._stdin_closed()
-
-    def pause_writing(self) -> None:
-        insist(self._child._loop, self._child._stdin_full)
-
-    def resume_writing(self) -> None:
-        # Said once: if it went by unheard, nothing would be moved into stdin any more.
-        insist(self._child._loop, self._child._stdin_flows)
 
 
 class _Nobody:

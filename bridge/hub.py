@@ -27,9 +27,11 @@ from bridge.core.tables import NoticeKind
 from bridge.guard import Guard
 from bridge.hangup import HangupWatch
 from bridge.insist import insist
+from bridge.launcher import Launcher
 from bridge.lifecycle import Lifecycle
 from bridge.listener import Listener
 from bridge.logs import LogWriter, RateLimit, StderrRelay, printable
+from bridge.standing import standing
 from bridge.supervisor import Supervisor
 from bridge.tuning import give_memory_back, most_connections
 
@@ -48,6 +50,9 @@ TICK: Final = 0.1
 
 CLOSE_WAIT: Final = 1.0
 """How long, in seconds, clients have at the end of a stop to read what they were sent."""
+
+COLLECTED: Final = 64 * 1024
+"""What clients write in one turn of the event loop goes to the server at once, up to this many bytes."""
 
 UNCHECKED: Final = 4 * 1024 * 1024
 """How many bytes may come in before all buffers are added up, whether anybody is slow to read or not."""
@@ -116,6 +121,10 @@ class Hub:
         self._connections: dict[Key, ClientConnection] = {}
         self._congested: dict[Key, ClientConnection] = {}
         self._unchecked = 0
+        self._crowded = False
+        self._collected = 0
+        self._flushing = False
+        self._alone = False
         self._swollen = False
         self._last_key = 0
         self._children: dict[int, ServerPort] = {}
@@ -129,24 +138,22 @@ class Hub:
         self._acceptor = Acceptor(settings, self._accepted)
         self._admin: AdminServer | None = None
         self._stopping = False
+        self._last_end = ""
         self.hangups = HangupWatch(self._loop)
         self._guard = Guard.start()
-        self._relay = StderrRelay(writer)
-        self._descriptor_limit = descriptor_limit
+        self._launcher = Launcher(
+            settings,
+            guard=self._guard,
+            hangups=self.hangups,
+            relay=StderrRelay(writer),
+            descriptor_limit=descriptor_limit,
+        )
         self._supervisors: dict[int, Supervisor] = {}
         self._pool: Pool | None = None
         if settings.sharing != "shared":
             from bridge.pool import Pool
 
-            self._pool = Pool(
-                settings,
-                self,
-                salt=secrets.token_bytes(16),
-                guard=self._guard,
-                hangups=self.hangups,
-                relay=self._relay,
-                descriptor_limit=descriptor_limit,
-            )
+            self._pool = Pool(settings, self, self._launcher, salt=secrets.token_bytes(16))
 
     # --- Life
 
@@ -160,13 +167,13 @@ class Hub:
         life.begin()
         try:
             await self._open()
+            self._report()
             life.ready()
             if self._settings.sharing != "isolated":
                 self._supervisor(self._router.seats[0]).start()
             if self._pool is not None:
                 self._pool.start()
             code = await life.over
-            life.notifier.status("stopping")
             await self._drain(code)
         finally:
             await self._shut()
@@ -177,16 +184,9 @@ class Hub:
         """Of the server process in a seat: the first, or the further era's once it is needed."""
         supervisor = self._supervisors.get(seat)
         if supervisor is None:
-            supervisor = self._supervisors[seat] = Supervisor(
-                self._settings,
-                self,
-                seat,
-                first=self._router.is_first(seat),
-                guard=self._guard,
-                hangups=self.hangups,
-                relay=self._relay,
-                descriptor_limit=self._descriptor_limit,
-            )
+            first = self._router.is_first(seat)
+            supervisor = Supervisor(self._settings, self, seat, self._launcher, first=first)
+            self._supervisors[seat] = supervisor
         return supervisor
 
     async def _open(self) -> None:
@@ -216,6 +216,7 @@ class Hub:
             return  # nothing has been started yet: what will be is new
         _log.info("SIGHUP: replacing the server")
         self._deliver(self._router.replace_servers(self._clock()))
+        self._report()
 
     def _replaced(self, why_not: str) -> None:
         """A replacement has ended: who serves no more is started no more."""
@@ -223,10 +224,13 @@ class Hub:
             _log.error("the server was not replaced, the old one goes on: %s", printable(why_not))
         else:
             _log.info("the server was replaced")
-        for seat in self._supervisors:
+        for seat, supervisor in list(self._supervisors.items()):
             if seat not in self._router.seats:
-                self._supervisors[seat].dismiss()
+                supervisor.dismiss()
+            elif why_not and not self._stopping:
+                supervisor.resume()
         self._tidy()
+        self._report()
         self._life.replaced()
 
     def _tidy(self) -> None:
@@ -235,6 +239,26 @@ class Hub:
         for seat, supervisor in list(self._supervisors.items()):
             if seat not in kept and supervisor.idle and not self._router.is_new(seat):
                 del self._supervisors[seat]
+
+    def _report(self) -> None:
+        """Tell the service manager how things stand, until the bridge ends."""
+        if self._life.over.done():
+            return
+        kept = self._router.seats
+        serving = [self._children[seat].child.pid for seat in kept if seat in self._children]
+        server = ""
+        if self._settings.sharing != "isolated":
+            server = (
+                f"the server ended ({self._last_end})" if self._last_end else "the server is being started"
+            )
+        text = standing(
+            serving,
+            server=server,
+            replacing=self._router.replacing,
+            old=sum(seat not in kept and not self._router.is_new(seat) for seat in self._children),
+            own=0 if self._pool is None else self._pool.processes,
+        )
+        self._life.notifier.status(text)
 
     async def _drain(self, code: int) -> None:
         """Let what is at the server finish, if there is a server and nobody is in a hurry."""
@@ -317,11 +341,29 @@ class Hub:
             _log.warning("a client of another user was refused at %s%s", listener.address, more)
 
     def client_data(self, key: Key, data: bytes) -> None:
+        size = len(data)
         if self._pool is None or self._pool.client_data(key, data):
-            self._deliver(self._router.client_data(key, data, self._clock()))
-        self._unchecked += len(data)
+            self._router.collect(key, data, self._clock())
+            if not self._crowded or self._attention.due or self._collected > COLLECTED:
+                self._collected = 0
+                self._deliver(self._router.flush())
+            elif not self._flushing:
+                self._flushing = self._alone = True
+                self._collected = size
+                self._loop.call_soon(insist, self._loop, self._flush)
+            else:
+                self._alone = False
+                self._collected += size
+        self._unchecked += size
         if self._unchecked > UNCHECKED:
             self._check_buffers()
+
+    def _flush(self) -> None:
+        """All that could be read in this turn of the event loop has been."""
+        self._flushing = False
+        if self._alone:
+            self._crowded = False  # nothing was gained
+        self._deliver(self._router.flush())
 
     def client_turn(self, key: Key) -> None:
         if self._pool is not None:
@@ -354,7 +396,7 @@ class Hub:
 
     def server_started(self, seat: int, child: Child) -> None:
         port = self._children[seat] = ServerPort(self._new_key(), child)
-        self._life.notifier.status(f"serving; the server runs (pid {child.pid})")
+        self._report()
         self._ports[port.key] = port
         self._deliver(self._router.server_opened(port.key, self._clock(), seat))
         if child.ending:
@@ -364,7 +406,10 @@ class Hub:
 
     def server_data(self, seat: int, data: bytes) -> None:
         port = self._children[seat]
-        self._deliver(self._router.server_data(port.key, data, self._clock()))
+        outputs = self._router.server_data(port.key, data, self._clock())
+        if len(outputs) > 1:
+            self._crowded = True
+        self._deliver(outputs)
         self._unchecked += len(data)
         if self._unchecked > UNCHECKED:
             self._check_buffers()
@@ -392,8 +437,9 @@ class Hub:
         del self._children[seat]
         if seat not in self._router.seats:
             self._loop.call_soon(insist, self._loop, self._tidy)
-        if not self._stopping and not self._children:
-            self._life.notifier.status(f"serving; the server ended ({child.describe_status()})")
+        if seat in self._router.seats:
+            self._last_end = child.describe_status()
+        self._report()
 
     def server_needed(self, seat: int) -> bool:
         return self._router.needed(seat)
@@ -403,7 +449,7 @@ class Hub:
 
     def server_is_sole(self, seat: int) -> bool:
         kept = self._router.seats
-        if seat not in kept:
+        if seat not in kept or self._router.replacing:  # another may yet take its place
             return False
         return not self._ever_ready or sum(number in self._supervisors for number in kept) == 1
 
@@ -415,8 +461,7 @@ class Hub:
 
     def server_given_up(self, exit_code: int, reason: str) -> None:
         _log.error("%s", reason)
-        self._life.notifier.status(reason)
-        self._life.end(exit_code)
+        self._life.end(exit_code, reason)
 
     # --- From the processes of clients that have one each
 
@@ -428,6 +473,7 @@ class Hub:
             self._ports.pop(key, None)
         else:
             self._ports[key] = port
+        self._report()
 
     def pool_outputs(self, outputs: list[Output]) -> None:
         self._deliver(outputs)

@@ -70,11 +70,16 @@ class Lifecycle:
         if not self.over.done():
             self.notifier.ready()
 
-    def end(self, code: int) -> None:
-        """The bridge ends by itself; the first reason counts."""
+    def end(self, code: int, why: str = "stopping") -> None:
+        """The bridge ends, by itself or as it was asked to; the first reason counts.
+
+        Args:
+            why: what the service manager shows from now on, also when the bridge has gone.
+        """
         if not self.over.done():
             self.over.set_result(code)
             self.notifier.stopping()
+            self.notifier.status(why)
 
     @property
     def hurried(self) -> bool:

@@ -27,7 +27,7 @@ PIPE_SIZE = 1 << 20
 READ_SIZE = 256 << 10
 # So much at once, and a pipe is read on only in the next turn of the event loop: libuv would read up to 32
 # times from one that is never empty, 8 MiB, before it looks at anything else, a signal for one.
-TURN_BYTES = 32 << 10
+TURN_BYTES = 128 << 10
 # A line of stderr is cut here: what a server writes must not grow in memory if it never writes a newline.
 STDERR_LINE = 8 << 10
 # Enough for the last traceback, which is shown when the server crashes.

@@ -11,7 +11,7 @@ import logging
 from collections import OrderedDict
 from typing import Final, Protocol
 
-from bridge.child import Child, kill_unless_stopped, spawn
+from bridge.child import Child, kill_unless_stopped
 from bridge.config import Settings
 from bridge.core.era import INITIALIZE
 from bridge.core.isolated import Isolated
@@ -21,11 +21,9 @@ from bridge.core.pace import Pace
 from bridge.core.sorting import Sorted, Sorter
 from bridge.core.tables import NoticeKind
 from bridge.errors import SpawnError
-from bridge.guard import Guard
-from bridge.hangup import HangupWatch
 from bridge.insist import insist
-from bridge.logs import RateLimit, StderrRelay, printable
-from bridge.tuning import restore_descriptor_limit
+from bridge.launcher import Launcher
+from bridge.logs import RateLimit, printable
 from bridge.turns import Turns
 
 _log = logging.getLogger("bridge.server")
@@ -121,19 +119,13 @@ class Pool:
         self,
         settings: Settings,
         owner: PoolOwner,
+        launcher: Launcher,
         *,
         salt: bytes,
-        guard: Guard | None,
-        hangups: HangupWatch,
-        relay: StderrRelay,
-        descriptor_limit: tuple[int, int] | None,
     ) -> None:
         self._settings = settings
         self._owner = owner
-        self._guard = guard
-        self._hangups = hangups
-        self._relay = relay
-        self._descriptor_limit = descriptor_limit
+        self._launcher = launcher
         self._loop = asyncio.get_running_loop()
         self._core = Isolated(settings.limits, salt=salt)
         self._codec = Codec(salt, settings.limits.max_depth)
@@ -161,6 +153,11 @@ class Pool:
     def unsent(self) -> int:
         """Bytes that wait for room in the servers' stdin."""
         return sum(p.child.unsent for p in self._processes.values() if p.child is not None)
+
+    @property
+    def processes(self) -> int:
+        """How many clients have a process of their own."""
+        return len(self._processes) - len(self._spares)
 
     @property
     def needs_tick(self) -> bool:
@@ -278,7 +275,7 @@ class Pool:
 
     def ended(self, process: Process, child: Child) -> None:
         """A process is gone, and all it wrote was given to `data`."""
-        self._relay.flush()
+        self._launcher.ended()
         spare = self._spares.pop(process.key, None) is not None
         del self._processes[process.key]
         if not process.stopping and not self._stopping:
@@ -350,26 +347,14 @@ class Pool:
         return process.key
 
     async def _start(self, name: Key, process: Process, client: Key | None) -> None:
-        settings = self._settings
         try:
-            child = await spawn(
-                process,
-                settings.command,
-                env=settings.server_environment(),
-                cwd=settings.cwd,
-                guard=self._guard,
-                hangups=self._hangups,
-                relay=self._relay if settings.server_stderr == "relay" else None,
-                stderr=settings.server_stderr,
-            )
+            child = await self._launcher.launch(process)
         except SpawnError as error:
             del self._starting[name]
             self._failed(error, process.key, client)
             return
         del self._starting[name]
         self._ever_started = True
-        if self._descriptor_limit is not None:
-            restore_descriptor_limit(child.pid, self._descriptor_limit)
         process.child = child
         self._processes[process.key] = process
         _log.info("the server runs (pid %d)%s", child.pid, "" if client is None else f", for client {client}")

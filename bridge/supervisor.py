@@ -11,15 +11,13 @@ import logging
 import random
 from typing import Final, Protocol
 
-from bridge.child import Child, kill_unless_stopped, spawn
+from bridge.child import Child, kill_unless_stopped
 from bridge.config import Settings
 from bridge.core.restart import Action, Decision, RestartPolicy, State
 from bridge.errors import SpawnError
-from bridge.guard import Guard
-from bridge.hangup import HangupWatch
 from bridge.insist import insist
-from bridge.logs import StderrRelay, printable
-from bridge.tuning import restore_descriptor_limit
+from bridge.launcher import Launcher
+from bridge.logs import printable
 
 _log = logging.getLogger("bridge.server")
 
@@ -70,7 +68,6 @@ class Supervisor:
     Args:
         seat: which of the bridge's server processes it is.
         first: it may be asked for either era; a further one is there for its own alone.
-        descriptor_limit: what the server is started with; see `tuning.raise_descriptor_limit`.
     """
 
     def __init__(
@@ -78,21 +75,15 @@ class Supervisor:
         settings: Settings,
         owner: ServerOwner,
         seat: int,
+        launcher: Launcher,
         *,
         first: bool,
-        guard: Guard | None,
-        hangups: HangupWatch,
-        relay: StderrRelay,
-        descriptor_limit: tuple[int, int] | None = None,
     ) -> None:
         self._settings = settings
         self._owner = owner
         self._seat = seat
+        self._launcher = launcher
         self._first = first
-        self._guard = guard
-        self._hangups = hangups
-        self._relay = relay
-        self._descriptor_limit = descriptor_limit
         self._loop = asyncio.get_running_loop()
         self._policy = RestartPolicy(max_restarts=settings.max_restarts, mode=settings.restart)
         self._spawning: asyncio.Task[None] | None = None
@@ -103,6 +94,7 @@ class Supervisor:
         self._retiring = False
         self._ending: asyncio.Task[None] | None = None
         self._last_end = ""
+        self._last_words: list[str] = []
         self.child: Child | None = None
 
     @property
@@ -124,6 +116,14 @@ class Supervisor:
             child = self.child
             self._ending = self._loop.create_task(child.stop(self._settings.stop_grace))
             self._ending.add_done_callback(lambda task: kill_unless_stopped(child, task))
+
+    def resume(self) -> None:
+        """No other process takes its place after all: go on, or give up, as if none had been tried."""
+        self._policy.sole = self._owner.server_is_sole(self._seat)
+        if self._policy.state is State.FATAL:
+            self._give_up()
+        elif self._owner.server_needed(self._seat):
+            self.start()
 
     def dismiss(self) -> None:
         """Start it no more; what runs may go on until `replace` or `stop`."""
@@ -172,8 +172,9 @@ class Supervisor:
 
     def child_ended(self, child: Child) -> None:
         self.child = None
-        self._relay.flush()
+        self._launcher.ended()
         self._last_end = child.describe_status()
+        self._last_words = child.stderr_tail().splitlines()[-TAIL_LINES:]
         owner, seat = self._owner, self._seat
         owner.server_ended(seat, child)
         replaced = owner.server_replaced(seat)
@@ -191,11 +192,11 @@ class Supervisor:
             excused=replaced,
             retired=retired,
         )
-        self._follow(decision, child)
+        self._follow(decision)
 
     # --- Inside
 
-    def _follow(self, decision: Decision, ended: Child | None = None) -> None:
+    def _follow(self, decision: Decision) -> None:
         if decision.action is Action.START:
             self._begin()
         elif decision.action is Action.WAIT and self._owner.server_is_trial(self._seat):
@@ -213,7 +214,7 @@ class Supervisor:
             else:
                 _log.info("the server is started again when somebody needs it")
         elif decision.action is Action.GIVE_UP:
-            self._give_up(ended)
+            self._give_up()
 
     def _set_timer(self, at: float) -> None:
         if self._timer is not None:
@@ -244,26 +245,14 @@ class Supervisor:
             insist(self._loop, self._start_failed, "a fault of the bridge")
 
     async def _spawn(self) -> None:
-        settings = self._settings
         try:
-            child = await spawn(
-                self,
-                settings.command,
-                env=settings.server_environment(),
-                cwd=settings.cwd,
-                guard=self._guard,
-                hangups=self._hangups,
-                relay=self._relay if settings.server_stderr == "relay" else None,
-                stderr=settings.server_stderr,
-            )
+            child = await self._launcher.launch(self)
         except SpawnError as error:
             self._spawning = None
             self._spawn_failed(error)
             return
         self._spawning = None
         self._ever_started = True
-        if self._descriptor_limit is not None:
-            restore_descriptor_limit(child.pid, self._descriptor_limit)
         self.child = child
         self._policy.spawned(self._loop.time())
         _log.info("the server runs (pid %d)", child.pid)
@@ -280,13 +269,14 @@ class Supervisor:
 
     def _start_failed(self, why: str) -> None:
         self._last_end = why
+        self._last_words = []
         _log.warning("the server could not be started: %s", printable(why))
         now = self._loop.time()
         self._policy.sole = self._owner.server_is_sole(self._seat)
         needed = self._owner.server_needed(self._seat)
         self._follow(self._policy.spawn_failed(now, random.uniform(-1, 1), needed))
 
-    def _give_up(self, ended: Child | None) -> None:
+    def _give_up(self) -> None:
         if not self._policy.sole:
             self._owner.server_exhausted(self._seat)
             return
@@ -297,7 +287,6 @@ class Supervisor:
                 f"the server failed to start {self._policy.failed_starts} times in a row "
                 f"(last: {self._last_end}): run the command by hand to see why"
             )
-        tail = ended.stderr_tail().splitlines()[-TAIL_LINES:] if ended is not None else []
-        if tail:
-            reason += "; its last lines:" + "".join("\n  | " + printable(line) for line in tail)
+        if self._last_words:
+            reason += "; its last lines:" + "".join("\n  | " + printable(line) for line in self._last_words)
         self._owner.server_given_up(1, reason)

@@ -28,8 +28,10 @@ from bridge.core.jsonrpc import (
     Members,
     Message,
     Meta,
+    PlainCall,
     decode_members,
     decode_meta,
+    decode_plain_meta,
     encoder,
     is_token,
 )
@@ -116,6 +118,7 @@ class Downstream(ClientLines):
         legacy: LegacySessions,
     ) -> None:
         super().__init__(tables)
+        self._decode_calls = tables.codec_down.decode_plain_calls
         self._subscriptions = subscriptions
         self._waiting = waiting
         self._seats = seats
@@ -158,39 +161,42 @@ class Downstream(ClientLines):
         legacy = tables.served.get(LEGACY)
         if legacy is not None and (legacy.blocked or client.session is None or legacy.tasks is not None):
             legacy = None  # (a session is open, since nothing of it waits; tasks need a second look)
-        touch = tables.outbox.touch
+        touched = tables.outbox.touched
         now = tables.now
         sent = 0
         for message in messages:
             id = message.id
-            if id is UNSET or message.method in SPECIAL or type(message) is not Call:
+            child = token = None
+            if type(message) is PlainCall and id is not UNSET and message.method not in SPECIAL:
+                params = message.params
+                if not params or (raw := params.meta) is UNSET:
+                    child = legacy
+                elif raw == client.usual_meta:  # as the one before: nothing in it is to be translated
+                    child = modern
+                else:
+                    meta = decode_plain_meta(raw)
+                    if meta is not None:
+                        child = legacy if meta.version is UNSET else modern
+                        if meta.token is not UNSET:
+                            token = meta.token
+                        elif child is modern and len(memoryview(raw)) <= USUAL_META_KEPT:
+                            client.usual_meta = raw.copy()
+            if child is None:
                 self._message(client, message, False)
                 if client.waiting:  # what follows must not overtake it
                     modern = legacy = None
                 continue
-            child = legacy
-            params = message.params
-            if type(params) is dict:
-                raw = params.get("_meta")
-                if raw is not None and bytes(raw) == client.usual_meta and params.keys() <= KNOWN_PARAMS:
-                    child = modern  # as the one before: nothing in it is to be translated
-                else:
-                    meta = self._look(client, params)
-                    if meta.version is not UNSET:
-                        child = modern
-                    if child is not None and (meta.token is not UNSET or meta.log_level is not UNSET):
-                        self._send(client, child, message, meta)
-                        continue
-            if child is None:
-                self._message(client, message, False)
-                if client.waiting:
-                    modern = legacy = None
-                continue
             tables.last_id = upstream_id = tables.last_id + 1
-            entry = Entry(REQUEST, child, client, id, None, now)
+            entry = Entry(REQUEST, child, client, id, token, now)  # type: ignore[arg-type]  # it is set
             inflight[upstream_id] = child.inflight[upstream_id] = entry
+            if token is not None:
+                meta.token = upstream_id  # type: ignore[union-attr]  # set, if the token is; encoded with its fellows
+                params.meta = meta  # type: ignore[union-attr]  # as above
             message.id = upstream_id
-            touch(child).append(message)
+            out = child.out
+            if not out:
+                touched.append(child)
+            out.append(message)
             sent += 1
         tables.stats.requests += sent
         if tables.limits.request_timeout is not None:
@@ -212,14 +218,12 @@ class Downstream(ClientLines):
         assert members is not None
         if not members.keys() <= KNOWN_META and _drop_look_alikes(members):
             params["_meta"] = Raw(encoder.encode(members))
-        elif meta.version is not UNSET and meta.token is UNSET and meta.log_level is UNSET:
-            text = bytes(raw)
-            if len(text) <= USUAL_META_KEPT:
-                client.usual_meta = text
         return meta
 
     def _message(self, client: Client, message: Call, measured: bool) -> None:
         """One valid message, whatever it is."""
+        if type(message) is PlainCall:
+            message = message.as_call()
         id = message.id
         method = message.method
         answers = isinstance(message, Message) and (message.result is not UNSET or message.error is not UNSET)

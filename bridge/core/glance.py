@@ -37,24 +37,29 @@ _PEAK: Final = bytes(max(depths) for depths in _DEPTHS)
 _PIECE: Final = 64 * 1024
 
 
-def too_deep(block: Block, begin: int, end: int, limit: int) -> bool:
-    """Whether the valid JSON line at `block[begin:end]` nests deeper than `limit` levels.
+def brackets(block: Block, limit: int, *kinds: bytes) -> int:
+    """How many opening brackets a block has; more than `limit` are not counted.
 
-    The brackets are looked for one by one only until there are more than `limit`
-    of them, so a long text costs next to nothing.
+    They are looked for one by one, so a long text costs next to nothing.
+
+    Args:
+        kinds: of bracket; `{` and `[` if none are named.
     """
     found = 0
-    for bracket in (b"{", b"["):
-        at = block.find(bracket, begin, end)
+    for bracket in kinds or (b"{", b"["):
+        at = block.find(bracket)
         while at >= 0:
             found += 1
             if found > limit:
-                return _deeper(block[begin:end], limit)
-            at = block.find(bracket, at + 1, end)
-    return False
+                return found
+            at = block.find(bracket, at + 1)
+    return found
 
 
-def _deeper(line: Block, limit: int) -> bool:
+def too_deep(line: Block, limit: int) -> bool:
+    """Whether a valid JSON line nests deeper than `limit` levels."""
+    if brackets(line, limit) <= limit:
+        return False
     # Without escapes every quotation mark begins or ends a string; `""` says nothing, wherever it stands.
     bare = line.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _BESIDE).replace(b'""', b"")
     depth = 0

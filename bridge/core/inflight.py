@@ -203,7 +203,7 @@ class Client(Lane):
         self.holders: dict[int, Holder] = {}
         self.waiting: dict[Era, Queue] = {}
         """What is not written yet, for each era's server that has to do with it."""
-        self.usual_meta = b""
+        self.usual_meta = Raw()
         """The last `_meta` of a modern request with nothing to translate: the next is likely the same."""
         self.session: Session | None = None
         """What `initialize` settled, if the client has sent one."""

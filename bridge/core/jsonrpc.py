@@ -18,13 +18,13 @@ from __future__ import annotations
 import binascii
 import re
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType, field
 
 from bridge.core.framing import HEAD_KEPT, Block
-from bridge.core.glance import BOM, MAX_ID_BYTES, guess_id, too_deep, trusted_id, trusted_text
+from bridge.core.glance import BOM, MAX_ID_BYTES, brackets, guess_id, too_deep, trusted_id, trusted_text
 
 Members: TypeAlias = dict[str, Raw]
 """The members of one JSON object: decoded keys, each once; values as bytes."""
@@ -33,9 +33,11 @@ Members: TypeAlias = dict[str, Raw]
 if TYPE_CHECKING:
     Id: TypeAlias = int | str | Raw
     Params: TypeAlias = Members | Raw | UnsetType | None
+    Token: TypeAlias = bytes | UnsetType
 else:
     Id = int | str
     Params = Members | UnsetType | None
+    Token = Raw | UnsetType
 
 # JSON-RPC's own codes.
 PARSE_ERROR: Final = -32700
@@ -97,6 +99,34 @@ class OddMessage(Message, gc=False, omit_defaults=True):
     marked: bool = False
 
 
+class PlainParams(Struct, gc=False, omit_defaults=True, forbid_unknown_fields=True):
+    """The `params` of MCP's ordinary requests, which need no look at their names.
+
+    Spec: 2026-07-28 and 2025-11-25 schemas, the requests of a client.
+    """
+
+    name: Raw | UnsetType = UNSET
+    arguments: Raw | UnsetType = UNSET
+    uri: Raw | UnsetType = UNSET
+    cursor: Raw | UnsetType = UNSET
+    ref: Raw | UnsetType = UNSET
+    argument: Raw | UnsetType = UNSET
+    context: Raw | UnsetType = UNSET
+    meta: Raw | UnsetType = field(default=UNSET, name="_meta")
+
+
+class PlainCall(Call, gc=False, omit_defaults=True, forbid_unknown_fields=True):
+    """What most calls are: see `PlainParams`."""
+
+    params: PlainParams | UnsetType | None = UNSET  # type: ignore[assignment]  # see `as_call`
+
+    def as_call(self) -> Call:
+        """The same with the members of its `params` by name."""
+        params = self.params
+        members = decode_members(encoder.encode(params)) if type(params) is PlainParams else params
+        return Call(self.jsonrpc, self.id, self.method, members)  # type: ignore[arg-type]  # what is left
+
+
 class Meta(Struct, gc=False):
     """What the bridge reads of a request's `params._meta`; every other member is skipped."""
 
@@ -104,6 +134,19 @@ class Meta(Struct, gc=False):
     log_level: Raw | UnsetType = field(default=UNSET, name=LOG_LEVEL)
     version: Raw | UnsetType = field(default=UNSET, name=PROTOCOL_VERSION)
     subscription: Raw | UnsetType = field(default=UNSET, name=SUBSCRIPTION_ID)
+
+
+class PlainMeta(Struct, gc=False, omit_defaults=True, forbid_unknown_fields=True):
+    """A `_meta` in which nothing but the progress token is to be translated."""
+
+    token: Token = field(default=UNSET, name=PROGRESS_TOKEN)
+    """As it is spelled."""
+    version: Raw | UnsetType = field(default=UNSET, name=PROTOCOL_VERSION)
+    info: Raw | UnsetType = field(default=UNSET, name=CLIENT_INFO)
+    capabilities: Raw | UnsetType = field(default=UNSET, name=CLIENT_CAPABILITIES)
+    traceparent: Raw | UnsetType = UNSET
+    tracestate: Raw | UnsetType = UNSET
+    baggage: Raw | UnsetType = UNSET
 
 
 class Refusal(Struct, frozen=True):
@@ -114,14 +157,19 @@ class Refusal(Struct, frozen=True):
     id: Id | UnsetType = UNSET
 
 
+_Envelope = TypeVar("_Envelope", bound=Call)
+
 encoder: Final = msgspec.json.Encoder()
-_decode_messages: Final = msgspec.json.Decoder(Message).decode_lines
-_decode_calls: Final = msgspec.json.Decoder(Call).decode_lines
+_messages: Final = msgspec.json.Decoder(Message)
+_calls: Final = msgspec.json.Decoder(Call)
+_plain_calls: Final = msgspec.json.Decoder(PlainCall)
 _decode_members: Final = msgspec.json.Decoder(dict[str, Raw]).decode
 _decode_raw: Final = msgspec.json.Decoder(Raw).decode
 _decode_scalar: Final[Callable[[bytes], int | str]] = msgspec.json.Decoder(int | str).decode
 _decode_text: Final = msgspec.json.Decoder(str).decode
 _decode_meta: Final = msgspec.json.Decoder(Meta).decode
+_decode_plain_meta: Final = msgspec.json.Decoder(PlainMeta).decode
+decode_int: Final = msgspec.json.Decoder(int).decode
 
 _ENVELOPE: Final = frozenset({"jsonrpc", "id", "method", "params", "result", "error"})
 
@@ -130,11 +178,15 @@ _BLANK: Final = b" \t\r\n"
 # What a parser would refuse of an escape that is marked, behind its mark.
 _BAD_ESCAPE: Final = re.compile(rb"\\u[dD](?![0-9a-fA-F]{3})")
 
-# A line of this length holds no `id` of over 1 KiB, and nesting of 128 levels at most.
-_SHORT: Final = 256
+FEW_ARRAYS: Final = 16
+"""So many arrays in a block of lines are found one by one, which is cheaper than to count all brackets."""
 
-# Up to this length counting all brackets is cheaper than looking for the first few in each line.
-_COUNTED: Final = 4096
+# Above this length, in bytes, lines are not split: Python does that byte by byte, and copies them.
+_SPLIT: Final = 400
+
+_CR: Final = ord("\r")
+_OPENS: Final = ord("{")
+_CLOSES: Final = ord("}")
 
 
 def decode_members(raw: Raw | bytes) -> Members | None:
@@ -151,6 +203,19 @@ def decode_meta(raw: Raw) -> Meta | None:
         return _decode_meta(raw)
     except (msgspec.DecodeError, RecursionError):
         return None
+
+
+def decode_plain_meta(raw: Raw) -> PlainMeta | None:
+    """A `_meta` that was validated with its line, its token as bytes; None if it needs a second look."""
+    try:
+        meta = _decode_plain_meta(raw)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    if meta.token is not UNSET:
+        token = meta.token = bytes(meta.token)
+        if not is_token(token):
+            return None
+    return meta
 
 
 def plain_integer(raw: Raw | bytes) -> int | None:
@@ -182,13 +247,17 @@ class Codec:
     Raises nothing at bytes of any kind: bad input is a `Refusal`.
     """
 
-    __slots__ = ("_marker", "_max_depth", "_short")
+    __slots__ = ("_flat", "_marker", "_max_depth", "_short")
 
     def __init__(self, salt: bytes, max_depth: int = 0) -> None:
         # Short, since a text full of such escapes grows by as much for each.
         self._marker = b"~" + binascii.b2a_base64(salt, newline=False)[:12] + b":"
         self._max_depth = max_depth
-        self._short = min(_SHORT, 2 * max_depth) if max_depth else _SHORT
+        # A line of this length can neither nest too deeply nor have too long an `id`: a level takes two
+        # bytes, `[]`, or five, `{"":}`.
+        self._short = min(MAX_ID_BYTES, 2 * max_depth) if max_depth else MAX_ID_BYTES
+        # Nor can one of this length that has few arrays.
+        self._flat = min(MAX_ID_BYTES, 5 * (max_depth - FEW_ARRAYS))
 
     def decode_block(self, block: Block) -> list[Message] | None:
         """Decode a block of a server's plain lines at once; None if any line needs the careful path.
@@ -196,49 +265,63 @@ class Codec:
         Plain is a line without CR, BOM, bad UTF-8, deep nesting, unknown member
         or `id` of an unusual type or length, with exactly one message on it.
         """
-        if b"\r" in block or not (block.isascii() or _is_utf8(block)):
-            return None
-        try:
-            messages = _decode_messages(block)
-        except (msgspec.DecodeError, RecursionError):
-            return None
-        return messages if self._are_plain(block, messages) else None
+        return self._decode(block, _messages)
 
     def decode_calls(self, block: Block) -> list[Call] | None:
         """Decode a block of a client's plain lines at once: see `decode_block`. A response is not plain."""
-        if b"\r" in block or not (block.isascii() or _is_utf8(block)):
+        return self._decode(block, _calls)
+
+    def decode_plain_calls(self, block: Block) -> Sequence[Call] | None:
+        """Decode as `decode_calls` does; all are `PlainCall` if they can be, and none otherwise."""
+        plain = self._decode(block, _plain_calls)
+        return self._decode(block, _calls) if plain is None else plain
+
+    def _decode(self, block: Block, decoder: msgspec.json.Decoder[_Envelope]) -> list[_Envelope] | None:
+        if _CR in block or not (block.isascii() or _is_utf8(block)):
             return None
+        size = len(block)
+        end = block.find(b"\n")
         try:
-            calls = _decode_calls(block)
+            if end == size - 1:
+                message = decoder.decode(block)
+                return [message] if size <= self._short or self._are_plain(block, [message]) else None
+            if end > _SPLIT:
+                messages = decoder.decode_lines(block)
+                return messages if self._are_plain(block, messages) else None
+            # Line by line: `decode_lines` takes any white space for the end of a line.
+            lines = block.split(b"\n")
+            if lines.pop():  # no newline at the end: not to be expected
+                return None
+            messages = [*map(decoder.decode, lines)]
         except (msgspec.DecodeError, RecursionError):
             return None
-        return calls if self._are_plain(block, calls) else None
+        if size <= self._short or (longest := max(map(len, lines))) <= self._short:
+            return messages
+        if longest <= self._flat and brackets(block, FEW_ARRAYS, b"[") <= FEW_ARRAYS:
+            return messages
+        return messages if self._are_plain(block, messages) else None
 
     def _are_plain(self, block: Block, messages: Sequence[Call]) -> bool:
-        # msgspec takes any white space for a line's end. A newline between `}` and
-        # `{` always parts two messages, so one such newline behind each message
-        # means one message a line.
-        size = len(block)
-        short = self._short
-        find = block.find
-        if len(messages) == 1 and size <= short:
-            return find(b"\n") == size - 1
+        """Whether each message of a block is alone on its line, and neither deep nor with a long `id`.
+
+        A newline between `}` and `{` always parts two messages, so one such newline behind each message
+        means one message a line.
+        """
         max_depth = self._max_depth
-        if max_depth and size <= _COUNTED and block.count(b"{") + block.count(b"[") <= max_depth:
+        if max_depth and brackets(block, max_depth) <= max_depth:
             max_depth = 0  # not even all of them together could nest too deeply
+        find = block.find
         begin = 0
         for message in messages:
             end = find(b"\n", begin)
-            if end < 1 or block[begin] != 0x7B or block[end - 1] != 0x7D:
+            if end < 1 or block[begin] != _OPENS or block[end - 1] != _CLOSES:
                 return False
-            if end - begin > short:
-                if max_depth and too_deep(block, begin, end, max_depth):
-                    return False
-                id = message.id
-                if id is not UNSET and _is_long(id):
-                    return False
+            if max_depth and end - begin > self._short and too_deep(block[begin:end], max_depth):
+                return False
+            if end - begin > MAX_ID_BYTES and (id := message.id) is not UNSET and _is_long(id):
+                return False
             begin = end + 1
-        return begin == size
+        return begin == len(block)
 
     def decode_line(self, line: Block) -> Message | Refusal | None:
         """Decode one line, whatever it holds; None if it is blank.
@@ -278,7 +361,7 @@ class Codec:
             what = "batches are not supported" if line.startswith(b"[") else "the message is not an object"
             return Refusal(INVALID_REQUEST, what)
         message = self._envelope(members, marked)
-        if self._max_depth and too_deep(line, 0, len(line), self._max_depth):
+        if self._max_depth and too_deep(line, self._max_depth):
             why = f"the message is nested more than {self._max_depth} levels deep"
             return Refusal(INVALID_REQUEST, why, message.id)
         return message

@@ -207,10 +207,8 @@ class LegacySessions:
     def _changed(self, line: Raw) -> None:
         """A list has changed: every client with a session is told."""
         tables = self._tables
-        for client in tables.sessions.values():
-            if client.session is not None and client.session.initialized:
-                tables.stats.notifications_down += 1
-                tables.outbox.put(client, line)
+        told = [c for c in tables.sessions.values() if c.session is not None and c.session.initialized]
+        tables.stats.notifications_down += tables.outbox.put_to_all(told, line)
 
     def settled(self, question: Entry, message: Message | None) -> None:
         """The server has answered a question; None: it could not be read."""

@@ -221,6 +221,4 @@ class Levels:
             tables.stats.dropped_notifications += 1
             return
         line = Raw(tables.codec_up.render(message))
-        for client in hearers:
-            tables.stats.notifications_down += 1
-            tables.outbox.put(client, line)
+        tables.stats.notifications_down += tables.outbox.put_to_all(hearers, line)

@@ -6,7 +6,7 @@ decided by whoever reads the lines: `downstream.py` or `isolated.py`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from msgspec import UNSET, UnsetType
@@ -30,10 +30,13 @@ their turn. One read may bring a hundred thousand of them; those that are decode
 class ClientLines:
     """Reads what clients write. Subclasses carry the messages out."""
 
-    __slots__ = ("_tables",)
+    __slots__ = ("_decode_calls", "_measured", "_tables")
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
+        self._decode_calls: Callable[[Block], Sequence[Call] | None] = tables.codec_down.decode_calls
+        # A rewritten line can be longer than it came: near the limit each is measured.
+        self._measured = tables.limits.max_request - REWRITE_ROOM
 
     def messages(self, client: Client, messages: Sequence[Call], measured: bool = False) -> None:
         """Take valid messages of one client, in order.
@@ -48,8 +51,13 @@ class ClientLines:
     def data(self, client: Client, data: bytes) -> None:
         """Take what one read from a client brought."""
         framer = client.framer
-        if client.greeted and not framer.busy and data.endswith(b"\n") and len(data) <= framer.limit:
-            self.block(client, data)  # the common case: nothing is copied, nothing is kept
+        if client.greeted and not framer.busy and data[-1:] == b"\n" and len(data) <= framer.limit:
+            # The common case: nothing is copied, nothing is kept.
+            messages = self._decode_calls(data)
+            if messages is None:
+                self._careful(client, data)
+            else:
+                self.messages(client, messages, len(data) > self._measured)
             return
         if not client.greeted and data:
             client.greeted = True
@@ -94,15 +102,18 @@ class ClientLines:
 
     def block(self, client: Client, block: Block) -> None:
         """Take whole lines."""
-        tables = self._tables
-        messages = tables.codec_down.decode_calls(block)
-        if messages is not None:
-            # A rewritten line can be longer than it came: near the limit each is measured.
-            self.messages(client, messages, len(block) > tables.limits.max_request - REWRITE_ROOM)
-            return
+        messages = self._decode_calls(block)
+        if messages is None:
+            self._careful(client, block)
+        else:
+            self.messages(client, messages, len(block) > self._measured)
+
+    def _careful(self, client: Client, block: Block) -> None:
+        """Take whole lines one by one: some of them are not plain."""
+        decode_line = self._tables.codec_down.decode_line
         *lines, rest = block.split(b"\n", TURN_LINES)
         for line in lines:
-            decoded = tables.codec_down.decode_line(line)
+            decoded = decode_line(line)
             if decoded is None:
                 continue
             if type(decoded) is Refusal:
@@ -110,11 +121,11 @@ class ClientLines:
                 if client.closing:
                     return
             else:
-                self.messages(client, [decoded], len(line) > tables.limits.max_request - REWRITE_ROOM)  # type: ignore[list-item]  # a Message
+                self.messages(client, [decoded], len(line) > self._measured)  # type: ignore[list-item]  # a Message
         if rest:
             client.deferred = [rest]
             client.framer.busy = True
-            tables.outbox.control(client, Control.TURN)
+            self._tables.outbox.control(client, Control.TURN)
 
     def _refused_line(self, client: Client, refusal: Refusal, line: Block) -> None:
         if refusal.code == jsonrpc.PARSE_ERROR:

@@ -62,6 +62,11 @@ class Grant(Struct, frozen=True):
             and set(self.resourceSubscriptions or ()) >= set(other.resourceSubscriptions or ())
         )
 
+    @property
+    def size(self) -> int:
+        """How many change notifications `changes` makes at most."""
+        return 3 + len(self.resourceSubscriptions or ())
+
     def changes(self) -> list[tuple[str, dict[str, Any]]]:
         """One change notification, method and params, for each thing that is granted."""
         kinds = (

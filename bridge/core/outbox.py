@@ -7,6 +7,7 @@ one piece of bytes to write, however many messages it is for.
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from typing import NewType, TypeAlias
 
 from msgspec import Raw
@@ -45,11 +46,12 @@ class Lane:
 class Outbox:
     """Collects messages for each lane and gives them out as bytes, in order."""
 
-    __slots__ = ("_controls", "_touched", "codec")
+    __slots__ = ("_controls", "codec", "touched")
 
     def __init__(self, codec: Codec) -> None:
         self.codec = codec
-        self._touched: list[Lane] = []
+        self.touched: list[Lane] = []
+        """Lanes that have something in `out`: who appends a first item without `put` enters the lane here."""
         self._controls: list[Output] = []
 
     def put(self, lane: Lane, item: Call | Raw) -> None:
@@ -57,20 +59,23 @@ class Outbox:
         if lane.closing:
             return
         if not lane.out:
-            self._touched.append(lane)
+            self.touched.append(lane)
         if type(item) is OddMessage:
             lane.odd = True
         lane.out.append(item)
 
-    def touch(self, lane: Lane) -> list[Call | Raw]:
-        """Where messages for an open lane may be appended until the call of the core ends.
-
-        For many at once: `put` without its checks. Only a `Call` or a `Message` as the fast
-        path decoded it, or a line that is ready.
-        """
-        if not lane.out:
-            self._touched.append(lane)
-        return lane.out
+    def put_to_all(self, lanes: Iterable[Lane], line: Raw) -> int:
+        """Send one line that is ready to many; return to how many, without those behind a close."""
+        touched = self.touched
+        sent = 0
+        for lane in lanes:
+            if not lane.closing:
+                out = lane.out
+                if not out:
+                    touched.append(lane)
+                out.append(line)
+                sent += 1
+        return sent
 
     def control(self, lane: Lane, what: Control) -> None:
         """Have the shell stop or go on reading from a client, now or in a while."""
@@ -80,24 +85,30 @@ class Outbox:
         """Close a destination behind what was put for it so far."""
         if not lane.closing:
             if not lane.out:
-                self._touched.append(lane)
+                self.touched.append(lane)
             lane.closing = True
 
     def flush(self) -> list[Output]:
         """What was collected since the last call, as it is to be written."""
         outputs: list[Output] = []
-        for lane in self._touched:
+        encode_lines = encoder.encode_lines
+        common: list[Call | Raw] | None = None
+        for lane in self.touched:
             out = lane.out
             if out:
                 if lane.odd:
-                    outputs.append((lane.key, self.codec.encode_lines(out)))
+                    piece = self.codec.encode_lines(out)
                     lane.odd = False
-                else:
-                    outputs.append((lane.key, encoder.encode_lines(out)))
-                out.clear()
+                elif type(out[0]) is not Raw:
+                    piece = encode_lines(out)
+                elif out != common:  # what is fanned out is encoded once, and written as one object
+                    piece = encode_lines(out)
+                    common = out
+                outputs.append((lane.key, piece))
+                lane.out = []
             if lane.closing:
                 outputs.append((lane.key, b""))
-        self._touched.clear()
+        self.touched.clear()
         if self._controls:
             outputs += self._controls
             self._controls.clear()

@@ -315,9 +315,7 @@ class Resources:
             tables.stats.dropped_notifications += 1
             return
         line = Raw(tables.codec_up.render(message))
-        for client in told.values():
-            tables.stats.notifications_down += 1
-            tables.outbox.put(client, line)
+        tables.stats.notifications_down += tables.outbox.put_to_all(told.values(), line)
 
     def _covering(self, uri: str) -> Iterator[Resource]:
         """The subscriptions to a URI, and to what it is a part of."""

@@ -92,6 +92,11 @@ class Router:
         return found is not None and self._seats.swaps.is_new(found)
 
     @property
+    def replacing(self) -> bool:
+        """Whether new processes are being made ready to replace those that serve."""
+        return self._seats.swaps.current is not None
+
+    @property
     def in_flight(self) -> int:
         """Requests at the servers, the bridge's own and open subscriptions not counted."""
         return sum(len(client.inflight) for client in self._tables.clients.values())
@@ -181,13 +186,23 @@ class Router:
 
     def client_data(self, key: Key, data: bytes, now: float) -> list[Output]:
         """A client has written bytes, cut anywhere. After its close they are ignored."""
+        self.collect(key, data, now)
+        return self._tables.outbox.flush()
+
+    def collect(self, key: Key, data: bytes, now: float) -> None:
+        """Do as `client_data` does, but keep what is to be written for the next call, or for `flush`.
+
+        What several clients wrote at the same time is then written to the server at once.
+        """
         tables = self._tables
         client = tables.clients.get(key)
-        if client is None:
-            return []
-        tables.now = now
-        self._downstream.data(client, data)
-        return tables.outbox.flush()
+        if client is not None:
+            tables.now = now
+            self._downstream.data(client, data)
+
+    def flush(self) -> list[Output]:
+        """What `collect` has kept."""
+        return self._tables.outbox.flush()
 
     def client_turn(self, key: Key, now: float) -> list[Output]:
         """Go on with what a client wrote: see `Control.TURN`. May be closed already."""
@@ -372,6 +387,8 @@ class Router:
 
     def replace_servers(self, now: float) -> list[Output]:
         """Start a new process for each era that is served; once all are ready, they are the servers.
+
+        An era that comes to be served meanwhile is waited for, too.
 
         The old ones then answer what they were sent, and are stopped. Ends with a notice:
         SWAPPED or SWAP_FAILED. While one replacement is under way, one more is remembered.

@@ -160,15 +160,15 @@ class Seats:
         tables = self._tables
         seat.child = child
         seat.replaced = False
-        era = seat.era
         swap = self.swaps.current
         if swap is not None and seat in swap.seats:
             child.muted = True
-            if swap.eras:
-                assert era is not None
-                self._speak(seat, child, era)
+            if swap.eras or self.swaps.adopt():
+                assert seat.era is not None
+                self._speak(seat, child, seat.era)
                 return
             self._swap()  # nobody is served: that it runs is all there is to wait for
+        era = seat.era
         decided = tables.limits.era
         if decided is not None:
             if self.refusal(decided) is None:
@@ -209,13 +209,17 @@ class Seats:
             seat.first_need = None
 
     def exhausted(self, seat: Seat) -> None:
-        """The process of a seat cannot be kept alive: its era is refused for a while."""
+        """The process of a seat cannot be kept alive: its era is refused for a while.
+
+        Unless another is on its way to take its place: for that one its clients wait.
+        """
         if self.swaps.is_new(seat):
             self.swaps.fail("the new process cannot be started")
             return
+        swap = self.swaps.current
         until = self._tables.now + REMEMBERED_S
         for era in Era:
-            if self._seat_of(era) is seat:
+            if self._seat_of(era) is seat and (swap is None or not swap.brings(era)):
                 self._refuse(era, EraRefusal("its server process cannot be kept alive", until))
 
     def answered(self, child: Child, entry: Entry, message: Message | None) -> None:

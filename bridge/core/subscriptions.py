@@ -46,6 +46,12 @@ MAX_OPENINGS: Final = 3
 """How many children in a row may end before they acknowledge a listen. A listen that
 kills its server must not kill every one that follows."""
 
+MAX_CHANGES: Final = 1024
+"""A holder is told of so many changes that it may have missed once the server was started again. With more,
+its listen ends instead, as when less is granted: a million URIs would be a million messages at once."""
+MAX_CHANGES_IN_ALL: Final = 16384
+"""The same, for all holders of one subscription: more takes too long for one turn."""
+
 
 class State(enum.Enum):
     """What a share is doing. `REOPENING`: its child is gone, or the next one was just asked."""
@@ -239,6 +245,7 @@ class Subscriptions:
         share.size += len(memoryview(share.grant))
         fan = FanOut(self._tables, message, members)
         covered: dict[bytes, Grant | None] = {}
+        room = MAX_CHANGES_IN_ALL
         for holder in list(share.holders.values()):
             if holder.granted is None:
                 holder.granted = share.grant
@@ -250,7 +257,8 @@ class Subscriptions:
                 granted = parse_grant(holder.granted)
                 covered[before] = granted if parse_grant(share.grant).covers(granted) else None
             granted_before = covered[before]
-            if granted_before is not None:
+            if granted_before is not None and granted_before.size <= min(MAX_CHANGES, room):
+                room -= granted_before.size
                 self._changed(holder, granted_before)
             else:
                 self._end(holder)

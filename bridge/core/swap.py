@@ -18,23 +18,31 @@ from bridge.core.tables import NOBODY, NoticeKind, Seat, Tables
 REPLACED: Final[Members] = {"reason": Raw(b'"the server is being replaced"')}
 """Why a subscription ends at an old process."""
 
+MAX_DRAINING: Final = 4
+"""How many old processes may go on answering at once; with one more the oldest is stopped. Each costs what a
+server costs, for up to `swap_drain`. Four is what two replacements of both eras leave: an update and its
+correction cost nobody an answer, and a script that sends SIGHUP again and again does not fill the machine."""
+
 
 class Swap:
     """One replacement that is under way.
 
-    `seats`: of the new processes. `eras`: those that must be ready before anything changes.
+    `seats`: of the new processes. `eras`: those that must be ready before anything changes, in the order of
+    their seats; none while nobody is served, and then it is enough that the first process runs.
     """
 
     __slots__ = ("eras", "greeting", "ready", "seats")
 
-    def __init__(self, seats: tuple[Seat, Seat], eras: list[Era]) -> None:
+    def __init__(self, seats: tuple[Seat, Seat]) -> None:
         self.seats = seats
-        self.eras = eras
+        self.eras: list[Era] = []
         self.ready: dict[Era, tuple[Seat, Child]] = {}
         self.greeting: Greeting | None = None
         """What the new legacy server said."""
-        for seat, era in zip(seats, eras, strict=False):
-            seat.era = era
+
+    def brings(self, era: Era) -> bool:
+        """Whether who waits for an era's server is to wait for this."""
+        return not self.eras or era in self.eras
 
 
 class Swaps:
@@ -58,10 +66,26 @@ class Swaps:
         if self.current is not None:
             self._again = True
             return
-        eras = list(tables.served)
-        self.current = Swap(tables.new_seats(), eras)
-        for seat in self.current.seats[: len(eras) or 1]:
-            tables.note(NoticeKind.NEED_CHILD, NOBODY, seat=seat.number)
+        self.current = Swap(tables.new_seats())
+        if not self.adopt():
+            tables.note(NoticeKind.NEED_CHILD, NOBODY, seat=self.current.seats[0].number)
+
+    def adopt(self) -> bool:
+        """Have the replacement be one for every era that is served now; return whether one was added.
+
+        A server that was away when it began may be back, or a client may have needed the other era: nobody
+        is to lose a server for which there is no new one yet.
+        """
+        assert self.current is not None
+        tables = self._tables
+        added = [era for era in tables.served if era not in self.current.eras]
+        for era in added:
+            seat = self.current.seats[len(self.current.eras)]
+            self.current.eras.append(era)
+            seat.era = era
+            if seat.child is None:
+                tables.note(NoticeKind.NEED_CHILD, NOBODY, seat=seat.number)
+        return bool(added)
 
     def forget(self) -> None:
         """What was learnt of the old servers says nothing of the new ones."""
@@ -88,17 +112,16 @@ class Swaps:
         for seat in self.current.seats:
             tables.drop_seat(seat)
             if seat.child is not None:
-                seat.replaced = True
-                tables.note(NoticeKind.RETIRE_CHILD, seat.child.key, seat=seat.number)
+                self._retire(seat, seat.child)
         self.current = None
         tables.note(NoticeKind.SWAP_FAILED, NOBODY, why.encode())
         self._finished()
 
     def ready(self, seat: Seat, child: Child, era: Era) -> bool:
-        """A new process is ready; return whether all are."""
+        """A new process is ready; return whether there is one for each era that is served."""
         assert self.current is not None
         self.current.ready[era] = (seat, child)
-        return len(self.current.ready) == len(self.current.eras)
+        return len(self.current.ready) == len(self.current.eras) and not self.adopt()
 
     def commit(self) -> list[Child]:
         """From here on the new processes are the servers; return the old ones that were served.
@@ -129,8 +152,9 @@ class Swaps:
         return old
 
     def settle(self) -> None:
-        """Stop the old processes that have nothing more to answer, or whose time is up."""
+        """Stop the old processes that have nothing more to answer, whose time is up, or that are too many."""
         tables = self._tables
+        draining: list[tuple[Seat, Child]] = []
         for seat in list(self.retiring.values()):
             child = seat.child
             if child is None:
@@ -138,9 +162,16 @@ class Swaps:
                 tables.drop_seat(seat)
             elif not seat.replaced:
                 busy = any(entry.kind is Kind.REQUEST for entry in child.inflight.values())
-                if not busy or tables.now >= seat.drain_until:
-                    seat.replaced = True
-                    tables.note(NoticeKind.RETIRE_CHILD, child.key, seat=seat.number)
+                if busy and tables.now < seat.drain_until:
+                    draining.append((seat, child))
+                else:
+                    self._retire(seat, child)
+        for seat, child in draining[:-MAX_DRAINING]:
+            self._retire(seat, child)
+
+    def _retire(self, seat: Seat, child: Child) -> None:
+        seat.replaced = True
+        self._tables.note(NoticeKind.RETIRE_CHILD, child.key, seat=seat.number)
 
     def committed(self) -> None:
         """The new processes serve: begin what was asked for meanwhile."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from msgspec import UNSET, Raw
+from msgspec import UNSET, DecodeError, Raw
 
 from bridge.core import jsonrpc
 from bridge.core.downstream import CANCELLED, Downstream
@@ -25,6 +25,7 @@ from bridge.core.jsonrpc import (
     SUBSCRIPTION_ID,
     Message,
     Refusal,
+    decode_int,
     decode_members,
     plain_integer,
     salvage_id,
@@ -167,12 +168,28 @@ class Upstream:
     def messages(self, child: Child, messages: Sequence[Message]) -> None:
         """Take valid messages of one child, in order."""
         inflight = child.inflight
-        touch = self._tables.outbox.touch
+        touched = self._tables.outbox.touched
         child.spoke = True
-        passed = 0
+        passed = reported = 0
+        plain = not self._tables.limits.replay_safe  # what its client has heard of is noted
         for message in messages:
             method = message.method
             if method is not UNSET:
+                if method == PROGRESS and plain and type(message) is Message and message.id is UNSET:
+                    params = message.params
+                    if type(params) is dict and (raw := params.get(PROGRESS_TOKEN)) is not None:
+                        try:
+                            entry = inflight.get(decode_int(raw))
+                        except DecodeError:
+                            entry = None
+                        if entry is not None and (token := entry.token) and (client := entry.client):
+                            params[PROGRESS_TOKEN] = Raw(token)
+                            out = client.out
+                            if not out:
+                                touched.append(client)
+                            out.append(message)
+                            reported += 1
+                            continue
                 self._called(child, message, method)
                 continue
             number = message.id
@@ -190,11 +207,15 @@ class Upstream:
             if entry.noted:
                 self._noted(child, number, entry, message)  # type: ignore[arg-type]  # as above
             message.id = entry.id  # type: ignore[assignment]  # a client's entry has an id
-            touch(client).append(message)  # who is closing has nothing in flight
+            out = client.out  # who is closing has nothing in flight
+            if not out:
+                touched.append(client)
+            out.append(message)
             passed += 1
             if client.waiting or client.eof_at is not None:
                 self._answered(client)
         self._tables.stats.responses += passed
+        self._tables.stats.notifications_down += reported
 
     def _response(self, child: Child, message: Message, entry: Entry | None) -> None:
         """A response that is not simply passed on. Its entry is out of the child's table."""

@@ -158,7 +158,9 @@ class Request:
         self.arguments: Object = self.params.get("arguments") or {}
         meta = self.params.get("_meta")
         self.meta: Object = meta if isinstance(meta, dict) else {}
-        self.modern = VERSION in self.meta or self.method == "server/discover"
+        # As official SDKs' servers of both eras: each has one method that is its own, whatever `_meta` says.
+        discovers, opens = self.method == "server/discover", self.method == "initialize"
+        self.modern = discovers or (VERSION in self.meta and not opens)
         self.able: Object = self.meta.get(ABILITIES) or {}
         self.given: Object = self.params.get("inputResponses") or {}
         """What the client answers to what it was asked for with an earlier response."""
@@ -624,7 +626,7 @@ def complete(request: Request) -> Object:
 
 
 def initialize(request: Request) -> Object:
-    asked = request.need("protocolVersion")
+    asked = request.params.get("protocolVersion")
     version = asked if asked in LEGACY else LEGACY[0]
     return {"protocolVersion": version, "capabilities": CAPABILITIES, "serverInfo": INFO}
 

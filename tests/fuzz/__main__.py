@@ -19,9 +19,6 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-if __name__ == "__main__" and importlib.util.find_spec("msgspec") is None:
-    raise SystemExit("fuzz: msgspec is missing: see requirements/README.md")
-
 INSTALL: Final = """\
 fuzz: atheris is missing. It installs on Linux (x86-64) with Python 3.11 to 3.13:
     python3 -m venv .venv-fuzz
@@ -102,6 +99,8 @@ def main() -> None:
     options = parser.parse_args()
     target: str = options.target
     if options.input is not None:
+        if importlib.util.find_spec("msgspec") is None:
+            raise SystemExit("fuzz: msgspec is missing: run this with .venv/bin/python, see python3 -m tests")
         from tests.fuzz.targets import TARGETS
 
         TARGETS[target](options.input.read_bytes())

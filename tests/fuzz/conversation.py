@@ -5,7 +5,7 @@ other one at a time: what they write must be the same, and what must hold whatev
 
 | step | what happens |
 |---|---|
-| first line | its first byte chooses the era that the operator decided on, if any, and the timeout |
+| first line | its first byte chooses the era, the timeout, replay, a process for each client |
 | `A...` `B...` `C...` | that client writes the rest and a newline; `a` `b` `c`: without a newline |
 | `S...` `T...` | the server in the first or the second seat writes it; `s` `t`: without a newline |
 | `E` `F` + number | the server in the first or the second seat gives a good answer to that open request |
@@ -28,6 +28,7 @@ from collections import Counter
 from typing import Any, Final
 
 from bridge.core.era import Era
+from bridge.core.isolated import Isolated
 from bridge.core.outbox import Control, Key, Output
 from bridge.core.router import Router
 from bridge.core.tables import Limits, NoticeKind
@@ -54,7 +55,7 @@ class Side:
     """One router with its clients and processes, and all that each was written."""
 
     def __init__(self, limits: Limits) -> None:
-        self.router = Router(limits, salt=b"sixteen bytes!!!", version="1")
+        self.router = self.make(limits)
         self.now = 0.0
         self.last = 0
         self.written: dict[Key, bytes] = {}
@@ -65,8 +66,19 @@ class Side:
         self.processes: dict[int, Key] = {}
         for name in "ABC":
             self.join(name)
-        self.open(self.router.seats[0])
+        self.begin()
         self.settle()
+
+    def make(self, limits: Limits) -> Any:
+        """The router, or what has its methods as far as they are used here."""
+        return Router(limits, salt=b"sixteen bytes!!!", version="1")
+
+    def begin(self) -> None:
+        self.open(self.seat(second=False))
+
+    def seat(self, second: bool) -> int:
+        """The number of the first or the second seat."""
+        return int(self.router.seats[second])
 
     def key(self, name: str) -> Key:
         self.last += 1
@@ -97,6 +109,15 @@ class Side:
         if key is not None:
             self.took(self.router.server_closed(key, self.now))
 
+    def restart(self, seat: int) -> None:
+        """The process of a seat ends, and is started again if that is due."""
+        self.end(seat)
+        if seat == self.seat(second=False) or self.router.needed(seat):
+            self.open(seat)
+
+    def replace(self) -> None:
+        self.took(self.router.replace_servers(self.now))
+
     def settle(self) -> None:
         """Do what the router asks for, as the shells would."""
         for _ in range(20):  # more cannot be asked for by one step
@@ -124,6 +145,17 @@ class Side:
             outputs, more = self.router.server_writable(key, 1 << 16, self.now)
             self.took(outputs)
 
+    def leave(self) -> None:
+        """All clients go, then all processes: nothing is left."""
+        for key in self.clients.values():
+            self.took(self.router.client_closed(key, self.now))
+        sizes = self.router.table_sizes()
+        assert not any(sizes.values()), sizes
+        assert self.router.in_flight == 0
+        for seat in list(self.processes):
+            self.end(seat)
+        assert self.router.buffered_all == 0
+
     def check(self) -> None:
         """What is true of every line, at any time."""
         for key, text in self.written.items():
@@ -133,6 +165,63 @@ class Side:
             text.decode()
             if len(name) == 1:
                 assert {mark.decode() for mark in MARK.findall(text)} <= {name}, (name, text)
+
+
+class Pairs(Side):
+    """The same for clients with a process each: A's is in the first seat, B's in the second, C has none."""
+
+    def make(self, limits: Limits) -> Any:
+        return Isolated(limits, salt=b"sixteen bytes!!!")
+
+    def begin(self) -> None:
+        """A process is started once its client needs it."""
+
+    def seat(self, second: bool) -> int:
+        return int(second)
+
+    def open(self, seat: int) -> None:
+        name = "AB"[seat]
+        if seat not in self.processes and name in self.clients:
+            key = self.processes[seat] = self.key(f"process of {name}")
+            self.took(self.router.server_opened(key, self.clients[name], self.now))
+
+    def restart(self, seat: int) -> None:
+        self.end(seat)
+
+    def replace(self) -> None:
+        """Their processes are not replaced."""
+
+    def settle(self) -> None:
+        for _ in range(20):
+            self.router.attention.due = False
+            notices = self.router.take_notices()
+            if not notices:
+                return
+            for notice in notices:
+                if notice.kind is NoticeKind.NEED_CHILD:
+                    name = self.names[notice.key]
+                    if name == "C":
+                        self.took(self.router.server_failed(notice.key, self.now, full=True))
+                    else:
+                        self.open("AB".index(name))
+                elif notice.kind is NoticeKind.RETIRE_CHILD and notice.key in self.processes.values():
+                    self.end(next(seat for seat, key in self.processes.items() if key == notice.key))
+        raise AssertionError("it asks for more and more")
+
+    def leave(self) -> None:
+        for key in self.clients.values():
+            self.took(self.router.client_closed(key, self.now))
+        for seat in list(self.processes):
+            self.end(seat)
+        sizes = self.router.table_sizes()
+        assert not any(sizes.values()), sizes
+        assert self.router.in_flight == 0
+
+    def check(self) -> None:
+        super().check()
+        for key, text in self.written.items():
+            owner = self.names[key][-1]
+            assert {mark.decode() for mark in MARK.findall(text)} <= {owner}, (self.names[key], text)
 
 
 class Conversation:
@@ -151,14 +240,16 @@ class Conversation:
             paused_lines=1,
             era=era,
             request_timeout=20.0 if config & 4 else None,
+            replay_safe=bool(config & 64),
         )
-        self.coarse, self.fine = self.sides = Side(limits), Side(limits)
+        kind = Pairs if config & 8 else Side
+        self.coarse, self.fine = self.sides = kind(limits), kind(limits)
         self.said: dict[Key, bytes] = {}
         self.answered: set[int] = set()
         """Upstream ids that got a good answer; another answer to them is the script's own."""
 
     def key_of_seat(self, second: bool) -> tuple[int, Key | None]:
-        seat = self.coarse.router.seats[second]
+        seat = self.coarse.seat(second)
         return seat, self.coarse.processes.get(seat)
 
     def asked(self, key: Key) -> list[dict[str, Any]]:
@@ -254,12 +345,9 @@ class Conversation:
         elif what == "N":
             side.join(name)
         elif what in "KJ":
-            seat = router.seats[what == "J"]
-            side.end(seat)
-            if seat == router.seats[0] or router.needed(seat):
-                side.open(seat)
+            side.restart(side.seat(what == "J"))
         elif what in "VW":
-            seat = router.seats[number % 2]
+            seat = side.seat(number % 2 == 1)
             process = side.processes.get(seat)
             if what == "W":
                 side.writable(seat)
@@ -269,7 +357,7 @@ class Conversation:
             side.now += number
             side.took(router.tick(side.now))
         elif what == "R":
-            side.took(router.replace_servers(now))
+            side.replace()
         elif what == "D":
             side.took(router.drain(now))
         elif what == "Z":
@@ -308,14 +396,7 @@ class Conversation:
 
     def leave(self) -> None:
         for side in self.sides:
-            for key in side.clients.values():
-                side.took(side.router.client_closed(key, side.now))
-            sizes = side.router.table_sizes()
-            assert not any(sizes.values()), sizes
-            assert side.router.in_flight == 0
-            for seat in list(side.processes):
-                side.end(seat)
-            assert side.router.buffered_all == 0
+            side.leave()
 
 
 def converse(data: bytes) -> None:

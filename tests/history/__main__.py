@@ -42,6 +42,12 @@ def main() -> None:
         "--sharing", choices=("shared", "auto", "isolated"), default="shared", help="[%(default)s]"
     )
     parser.add_argument("--round", type=int, help="only this round")
+    parser.add_argument(
+        "--replacing",
+        type=float,
+        default=0.06,
+        help="share of replacements (SIGHUP) in what befalls the servers [%(default)s]",
+    )
     parser.add_argument("--keep", type=Path, help="where the history of a bad round is kept, pickled")
     options = parser.parse_args()
     seed = options.seed if options.seed is not None else random.randrange(10**6)
@@ -53,7 +59,13 @@ def main() -> None:
 
     tell(f"seed {seed}")
     profile = Profile(
-        seed, options.requests, listen, sharing=options.sharing, only=options.round, keep=options.keep
+        seed,
+        options.requests,
+        listen,
+        sharing=options.sharing,
+        only=options.round,
+        keep=options.keep,
+        replacing=options.replacing,
     )
     outcome = uvloop.run(run(profile, tell))
     for violation in outcome.violations[:50]:

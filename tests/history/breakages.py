@@ -33,6 +33,8 @@ REQUESTS: Final = 20_000
 APART_REQUESTS: Final = 5_000
 """Where each client has a process of its own."""
 PER_ROUND: Final = 5_000
+OFTEN: Final = 0.5
+"""Of all that befalls the servers, where a fault shows only when they are replaced."""
 PATIENCE: Final = 10.0
 """Where something is surely broken nobody need wait for long."""
 
@@ -319,6 +321,28 @@ BREAKAGES: Final = (
         ),
     ),
     _breakage(
+        "a replaced process is stopped while it owes answers",
+        "lost-request",
+        (
+            "core/swap.py",
+            "                if busy and tables.now < seat.drain_until:\n",
+            "                if False:\n",
+        ),
+        replacing=OFTEN,
+    ),
+    _breakage(
+        "a server that comes back during a replacement is stopped with the old ones",
+        "wrongly-cancelled",
+        ("core/swap.py", " and not self.adopt()\n", "\n"),
+        replacing=OFTEN,
+    ),
+    _breakage(
+        "subscriptions stay at the replaced process",
+        "not-cancelled lost-notification missed-change no-outcome",
+        ("core/seats.py", "            self._subscriptions.move(old, REPLACED)\n", ""),
+        replacing=OFTEN,
+    ),
+    _breakage(
         "the descriptor of each server process stays open",
         "descriptors",
         (
@@ -363,6 +387,7 @@ def find(breakage: Breakage, seed: int) -> tuple[bool, str]:
                     sharing=breakage.sharing,
                     package=folder,
                     patience=PATIENCE,
+                    replacing=breakage.replacing,
                 )
             )
         )

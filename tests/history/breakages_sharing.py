@@ -92,8 +92,8 @@ SHARING: Final[tuple[Breakage, ...]] = (
         "not-replayed",
         (
             "core/levels.py",
-            '        """A new process has a session: tell it what is wanted."""\n        self._advance()',
-            '        """A new process has a session: tell it what is wanted."""',
+            "        self._told = self._asked = self._question = None\n        joined",
+            "        self._asked = self._question = None\n        joined",
         ),
     ),
     breakage(

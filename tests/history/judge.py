@@ -19,9 +19,6 @@ from tests.history.judge_client import ClientJudge
 from tests.history.judge_sessions import LifeSession, Made, judge_sessions, read
 from tests.history.record import History, Life, Logged, Violation
 
-SPAWN = 1.5
-"""How long, in seconds, a process may take to start on a busy machine."""
-
 UNREAD = 5.0
 """How old, in seconds, what a process wrote may be when a busy bridge reads it: maybe of a replaced one."""
 
@@ -86,33 +83,64 @@ class Facts:
     heard: dict[tuple[str, str], Heard] = field(default_factory=dict)
     """By life and upstream id."""
     deaths: bool = False
-    replacements: list[float] = field(default_factory=list)
-    """When the bridge was asked to replace the server's processes."""
+    """A process has ended that the bridge had not stopped in order."""
+    lives: list[Life] = field(default_factory=list)
+    last_heard: dict[tuple[str, str], int] = field(default_factory=dict)
+    """By life and filter: the id of the last such listen that it was asked for."""
     emitted: dict[str, list[Emission]] = field(default_factory=dict)
     """By filter: what every holder of that filter's shared subscription must be told."""
+    replaced_from: dict[str, float] = field(default_factory=dict)
+    """By life: before that it surely was not replaced by another."""
     sessions: dict[str, LifeSession] = field(default_factory=dict)
     """By life."""
     tasks: dict[str, Made] = field(default_factory=dict)
     owners: dict[str, set[int]] = field(default_factory=dict)
     """Connections whose requests came to a process, by its name."""
 
-    def replaced(self, life: Life, at: float) -> bool:
-        """Whether a process may have been replaced by then, and serves out its time.
+    def successors(self, life: Life) -> list[Life]:
+        """Processes of the same era that may have taken over from one."""
+        return [
+            other
+            for other in self.lives
+            if other.era == life.era
+            and other is not life
+            and (other.started > life.started or other.settled > life.settled)
+            and not life.gone_before(other.settled)
+        ]
 
-        One that starts soon after it was asked for may still meet it: the bridge remembers one wish.
+    def moved(self, heard: Heard) -> bool:
+        """Whether a listen was cancelled since another process had taken over, and had been ready to.
+
+        That one is asked for the same, unless it dies before it can read it.
         """
-        return any(life.started - SPAWN < asked <= at for asked in self.replacements)
+        assert heard.cancelled_at is not None
+        for other in self.lives if not heard.life.apart else ():
+            if other is heard.life or other.era != heard.life.era or other.settled > heard.cancelled_at:
+                continue
+            # Ids tell the order in which the bridge asked: one that was frozen reads what came long ago.
+            again = self.last_heard.get((other.name, heard.filter), -1) > int(heard.uid)
+            if again or (other.dead and other.settled > heard.life.settled):
+                return True
+        return False
+
+    def replaced(self, life: Life, at: float) -> bool:
+        """Whether a process may have been replaced by then, and serves out its time."""
+        return not life.apart and at >= self.replaced_from[life.name]
 
     def serves_out(self, life: Life, at: float) -> bool:
         """Whether what a process wrote at that time may be read when it is replaced already."""
-        return not life.apart and self.replaced(life, at + UNREAD)
+        return self.replaced(life, at + UNREAD)
 
 
 def judge(history: History) -> list[Violation]:
     """Every promise that this history shows to be broken; empty if all were kept."""
     found: list[Violation] = []
-    facts = Facts(deaths=any(life.died for life in history.lives))
-    facts.replacements = history.replacements
+    deaths = any(life.died and (life.apart or not life.stopped) for life in history.lives)
+    facts = Facts(deaths=deaths, lives=history.lives)
+    for life in history.lives:
+        facts.replaced_from[life.name] = min(
+            (other.settled for other in facts.successors(life)), default=float("inf")
+        )
     uids: Counter[int] = Counter()
     for life in history.lives:
         _read_life(life, facts, uids, found)
@@ -159,6 +187,8 @@ def _read_life(life: Life, facts: Facts, uids: Counter[int], found: list[Violati
             _used(life, fields[0], uids)
             uid, filter, mark = fields
             facts.heard[life.name, uid] = Heard(life, uid, filter, mark, event.at)
+            if not life.apart:  # elsewhere ids are the clients' own
+                facts.last_heard[life.name, filter] = int(uid)
             if mark == "-":
                 shared.setdefault(filter, set()).add(uid)
         elif kind == "K":
@@ -166,7 +196,7 @@ def _read_life(life: Life, facts: Facts, uids: Counter[int], found: list[Violati
         elif kind == "S":
             filter = facts.heard[life.name, fields[0]].filter
             only = shared.get(filter) == {fields[0]} and fields[0] in acknowledged
-            if only and not facts.serves_out(life, event.at):
+            if only:
                 emission = Emission(life.name, fields[0], int(fields[1]), event.at, position)
                 facts.emitted.setdefault(filter, []).append(emission)
         elif kind == "A":
@@ -260,7 +290,7 @@ def _judge_listens(facts: Facts, clients: dict[int, ClientJudge], found: list[Vi
                     Violation("not-cancelled", f"listen {heard.uid} ({heard.filter}) in {heard.life.name}")
                 )
             continue
-        if facts.replaced(heard.life, heard.cancelled_at):
+        if facts.moved(heard):
             continue  # what it served goes on at the new one
         found += [
             Violation("wrongly-cancelled", f"listen {heard.uid} ({heard.filter}), held by {client.name}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from tests.history.judge_listens import ListenJudge
@@ -10,6 +11,7 @@ from tests.history.record import (
     Connection,
     Ended,
     History,
+    Life,
     Message,
     Received,
     Sent,
@@ -31,6 +33,8 @@ OVERLOADED: Final = -31003
 TOO_LARGE: Final = -31004
 INVALID_RESPONSE: Final = -31008
 
+MANY: Final = 3
+"""Replacements of one process after which the bridge may stop it although it still owes answers."""
 CLOSING: Final = 3.0
 """How long after its process's death, in seconds, a client is closed at the latest, on a busy machine."""
 
@@ -83,8 +87,12 @@ class ClientJudge:
         self.gone_at: float | None = None
         self.last_answered = -1
         self.changes: set[str] = set()
+        self.told: Counter[str] = Counter()
         self.reached: dict[str, int] = {}
-        """For each server process: the position in its log up to which its output has surely come here."""
+        """For each server process: the position in its log up to which its output has surely come here.
+
+        While it serves: what one that was replaced says on its own is nobody's.
+        """
         self.now = 0.0
         """When the event happened that is being looked at."""
 
@@ -216,6 +224,12 @@ class ClientJudge:
             rank = 0 if run.answered is None and not run.instead else 2
         return rank, asked.cancelled is not None
 
+    def _given_up(self, life: Life, at: float) -> bool:
+        """Whether the bridge stopped a shared process that owed an answer, without many younger ones."""
+        if life.apart or not life.stopped:
+            return False
+        return sum(other.settled <= at for other in self.facts.successors(life)) < MANY
+
     def _died(self, asked: Asked) -> bool:
         runs = self.facts.served.get(asked.sent.mark, [])
         return any(run.life.died and not run.flushed and not run.instead for run in runs)
@@ -268,7 +282,8 @@ class ClientJudge:
             if name != "late" or run is None or run.cancelled is None:
                 self.complain("wrong-outcome", f"{what} was never answered by the server: {show(message)}")
             return
-        self.reached[run.life.name] = max(self.reached.get(run.life.name, -1), run.answered)
+        if received.at < self.facts.replaced_from.get(run.life.name, received.at):
+            self.reached[run.life.name] = max(self.reached.get(run.life.name, -1), run.answered)
         if run.cancelled is not None and run.cancelled < run.answered:
             self.complain("after-cancel", f"{what} was answered after its cancellation, and delivered")
         if "error" in message:
@@ -307,6 +322,8 @@ class ClientJudge:
         elif code == SERVER_EXITED:
             died = run.life.died if run is not None else self.facts.deaths
             fits = died and (delivered is True or (self.connection.apart and run is None))
+            if fits and run is not None and self._given_up(run.life, at):
+                self.complain("lost-request", f"{what} was given up by a bridge that stopped its server")
         elif code == UNKNOWN and name == "about-task":
             fits = delivered is False and run is None and self.sessions.forgotten(sent.filter, at)
         elif code == SERVER_UNAVAILABLE:
@@ -340,7 +357,10 @@ class ClientJudge:
         elif self.listens.notification(method, params, message):
             pass
         elif message in BRIDGES_OWN and self.connection.era == "legacy":
-            pass  # after a restart, since changes may have been missed
+            # After a restart, since changes may have been missed.
+            self.told[method] += 1
+            if self.told[method] >= sum(life.era == "legacy" for life in self.facts.lives):
+                self.complain("stray-notification", f"without a restart came {show(message)}")
         elif method == "notifications/tools/list_changed" and self.connection.era == "legacy":
             mark = str(params.get("mark"))
             if not mark.endswith("/legacy") or mark in self.changes:

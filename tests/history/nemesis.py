@@ -25,6 +25,10 @@ FREEZES: Final = (0.05, 0.2, 0.6, 1.2)
 """For how long a process is frozen, in seconds. A client waits longer than the last."""
 
 
+BACK: Final = (0.1, 0.3)
+"""How long after its death, in seconds, the next process of an era is being started, more or less."""
+
+
 @contextlib.contextmanager
 def process(pid: int, mark: str) -> Iterator[int | None]:
     """A descriptor of a process of this run; None if there is no such process any more."""
@@ -52,13 +56,17 @@ class Nemesis:
         folder: where the server's processes log.
         mark: by which they are known.
         replace: has the bridge replace all of them.
+        replacing: how often it does that, as a share of all it does.
     """
 
-    def __init__(self, folder: Path, mark: str, rng: random.Random, replace: Callable[[], None]) -> None:
+    def __init__(
+        self, folder: Path, mark: str, rng: random.Random, replace: Callable[[], None], replacing: float
+    ) -> None:
         self._lives = folder / "lives"
         self._mark = mark
         self._rng = rng
         self._replace = replace
+        self._replacing = replacing
         self.kills = 0
         self.killed: set[int] = set()
         """Process ids."""
@@ -72,12 +80,15 @@ class Nemesis:
             living = self._living()
             if not living:
                 continue
-            if self._rng.random() < 0.06:
-                self.replacements += 1
-                self._replace()
-                continue
             era, pid = self._rng.choice(living)
             with process(pid, self._mark) as descriptor:
+                if self._rng.random() < self._replacing:
+                    if descriptor is not None and self._rng.random() < 0.5 and self._may_kill(era):
+                        # So that it may be back when the new process of the other era is not ready yet.
+                        self._kill(descriptor, pid)
+                        await asyncio.sleep(self._rng.uniform(*BACK))
+                    self._have_replaced()
+                    continue
                 if descriptor is None:
                     continue
                 if self._rng.random() < 0.5:
@@ -97,6 +108,12 @@ class Nemesis:
         self.kills += 1
         self.killed.add(pid)
         send(descriptor, signal.SIGKILL)
+
+    def _have_replaced(self) -> None:
+        self.replacements += 1
+        with open(self._lives, "a", encoding="utf-8") as lives:
+            lives.write(f"R\t-\t-\t{time.monotonic()}\n")
+        self._replace()
 
     def _text(self) -> str:
         return self._lives.read_text(encoding="utf-8") if self._lives.exists() else ""

@@ -131,6 +131,23 @@ class Life:
         own = any(event.kind == "D" and event.fields[0] != "end of input" for event in self.events)
         return self.killed or own
 
+    @property
+    def stopped(self) -> bool:
+        """It ended because the bridge had closed its stdin, and for no other reason."""
+        last = self.events[-1] if self.events else None
+        return self.dead and last is not None and (last.kind, last.fields) == ("D", ["end of input"])
+
+    def gone_before(self, at: float) -> bool:
+        """Whether it had died by then, without being asked to."""
+        last = self.events[-1].at if self.events else float("-inf")
+        return self.dead and not self.stopped and last < at
+
+    @property
+    def settled(self) -> float:
+        """When it was first spoken to in its era; before everything if that was in an earlier round."""
+        at = min((event.at for event in self.events if event.kind == "B"), default=None)
+        return at if at is not None else float("-inf") if self.era else float("inf")
+
 
 @dataclass(slots=True)
 class Sample:
@@ -170,8 +187,6 @@ class History:
     connections: list[Connection] = field(default_factory=list)
     lives: list[Life] = field(default_factory=list)
     """All processes that lived during the round, oldest first; those before it without their old events."""
-    replacements: list[float] = field(default_factory=list)
-    """When the bridge was asked to replace the server's processes, in this round or before."""
     samples: list[Sample] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     """What the bridge itself complained of, or how it ended."""

@@ -70,6 +70,8 @@ class Profile:
     """The folder with the `bridge` package to run."""
     keep: Path | None = None
     """Where the history of a round with a violation is kept, pickled, for whoever looks into it."""
+    replacing: float = 0.06
+    """How often the nemesis has the servers replaced, as a share of all it does."""
     patience: float = PATIENCE
     """How long a client waits for what it is owed, in seconds."""
 
@@ -114,7 +116,6 @@ class Observer:
         self.lives: dict[str, Life] = {}
         self.deaths = 0
         self.samples: list[Sample] = []
-        self.replacements: list[float] = []
 
     def sample(self, *, quiet: bool = False) -> Sample:
         """Look at the bridge's process. Raises OSError if there is none any more."""
@@ -192,7 +193,7 @@ class Round:
         self._stuck = Stuck(profile.patience)
         self._seats = asyncio.Semaphore(TOGETHER)
         rules = Rules(profile.sharing)
-        self.history = History(number, rules, replacements=observer.replacements, samples=observer.samples)
+        self.history = History(number, rules, samples=observer.samples)
 
     def _client(self, era: str, address: str) -> Client:
         transport = address.partition(":")[0]
@@ -276,7 +277,6 @@ class Round:
 
     def replace(self) -> None:
         """Have the bridge replace the server's processes."""
-        self._observer.replacements.append(time.monotonic())
         self._bridge.signal(signal.SIGHUP)
 
     def judge(self) -> list[Violation]:
@@ -349,7 +349,7 @@ async def _rounds(
             return
         each = Round(profile, number, bridge, observer)
         rng = random.Random(f"{profile.seed}/{number}/nemesis")
-        nemesis = Nemesis(folder, mark, rng, each.replace)
+        nemesis = Nemesis(folder, mark, rng, each.replace, profile.replacing)
         helpers = [asyncio.create_task(nemesis.run()), asyncio.create_task(each.watch())]
         try:
             await each.traffic(min(profile.requests, profile.per_round))

@@ -45,6 +45,8 @@ def next_delay(starts: list[float], death: float) -> float:
         starts: when the processes of one era were started, in order; the last one dies.
     """
     delay = 0.1
+    if not starts:
+        return delay
     for start, end in zip(starts, [*starts[1:], death], strict=True):
         lived = end - start - (delay if end != death else 0)
         delay = 0.1 if lived >= FORGOTTEN else min(delay * 2, 10.0)
@@ -52,10 +54,15 @@ def next_delay(starts: list[float], death: float) -> float:
 
 
 def starts_of(text: str, era: str) -> list[float]:
-    """When the processes of an era were started, from the file of lives."""
+    """When the processes of an era were started, from the file of lives; since they were last replaced.
+
+    A replacement makes the bridge forget the back-off. The nemesis notes each ("R").
+    """
     lines = [line.split("\t") for line in text.splitlines()]
     names = {line[1] for line in lines if line[0] == "E" and line[2] == era}
-    return [float(line[3]) for line in lines if line[0] == "S" and line[1] in names]
+    since = max((float(line[3]) for line in lines if line[0] == "R"), default=0.0)
+    starts = (float(line[3]) for line in lines if line[0] == "S" and line[1] in names)
+    return [start for start in starts if start >= since]
 
 
 class Request:

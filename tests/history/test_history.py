@@ -15,7 +15,7 @@ from tests.history.breakage import Breakage
 from tests.history.breakages import BREAKAGES, DoesNotApply, broken, find
 from tests.history.nemesis import MARK, process
 from tests.history.run import Profile, run
-from tests.history.server import next_delay
+from tests.history.server import next_delay, starts_of
 
 SEED = int(os.environ.get("HISTORY_SEED", "0")) or random.randrange(1, 10**6)
 """A new one for each run; a failure names it, and the variable brings it back."""
@@ -103,6 +103,11 @@ def test_the_server_knows_how_long_the_bridge_will_wait_after_its_death() -> Non
     assert next_delay([0.0], 1.0) == pytest.approx(0.2)
     assert next_delay([0.0, 1.1], 2.0) == pytest.approx(0.4)
     assert next_delay([0.0, 1.1], 12.0) == pytest.approx(0.1)
+    text = "S\tone\t2\t1.0\nE\tone\tmodern\nS\ttwo\t3\t2.0\nE\ttwo\tmodern\n"
+    assert starts_of(text, "modern") == [1.0, 2.0]
+    replaced = text + "R\t-\t-\t2.5\n"
+    assert next_delay(starts_of(replaced, "modern"), 3.0) == pytest.approx(0.1)
+    assert starts_of(replaced + "S\tthree\t4\t2.6\nE\tthree\tmodern\n", "modern") == [2.6]
 
 
 def test_the_checker_needs_no_hooks_in_the_package() -> None:

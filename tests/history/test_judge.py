@@ -25,8 +25,11 @@ SUB = "io.modelcontextprotocol/subscriptionId"
 
 
 def log(*lines: str) -> list[str]:
-    """Lines of a server's log, written with spaces, each a tenth of a second after the one before."""
-    return ["\t".join([line.split()[0], f"{n / 10}", *line.split()[1:]]) for n, line in enumerate(lines, 1)]
+    """Lines of a server's log, a tenth of a second apart; spaces stand for tabs, and `_` for spaces."""
+    return [
+        "\t".join([line.split()[0], f"{n / 10}", *(field.replace("_", " ") for field in line.split()[1:])])
+        for n, line in enumerate(lines, 1)
+    ]
 
 
 def life(
@@ -289,13 +292,76 @@ def test_after_a_restart_a_holder_is_told_what_it_may_have_missed() -> None:
     assert rules(*lives, clients=[client(*events, updated(None), *last)]) == set()
 
 
-def test_a_replaced_process_is_told_to_cancel_what_goes_on_at_the_new_one() -> None:
-    old = life(*LISTENED, "C 7", dead=True)
-    renamed = [line.replace("7", "9") for line in LISTENED]
-    new = life(*renamed, *["Q ping"] * 5, "C 9", name="two")
+REPLACED = life(*LISTENED, "C 7", "D end_of_input", dead=True)
+"""Told to cancel at 0.5 what its client holds."""
+
+
+def successor(*lines: str, dead: bool = False) -> Life:
+    """One that was spoken to at 0.1, and is asked from 0.5 on what the lines say."""
+    return life("B modern", *["Q ping"] * 3, *lines, name="two", dead=dead)
+
+
+@pytest.mark.parametrize(
+    ("new", "rule"),
+    [
+        (successor("L 9 demo:1 -", "K 9 demo:1", "S 9 0", *["Q ping"] * 3, "C 9"), None),
+        (successor("D exit3", dead=True), None),
+        (successor(), "wrongly-cancelled"),
+        (successor("L 9 demo:2 -", *["Q ping"] * 5, "C 9"), "wrongly-cancelled"),
+        (
+            life(*["Q ping"] * 6, "B modern", "L 9 demo:1 -", *["Q ping"] * 4, "C 9", name="two"),
+            "wrongly-cancelled",
+        ),
+    ],
+    ids=["asked again", "dead", "not asked again", "asked for something else", "not ready yet"],
+)
+def test_a_replaced_process_is_told_to_cancel_what_goes_on_at_the_new_one(
+    new: Life, rule: str | None
+) -> None:
     events: list[Event] = [listen(), acknowledged(at=0.25), updated("one/7/0/demo:1"), Ended(0.95, "close")]
-    assert rules(old, new, clients=[client(*events)], replacements=[0.4]) == set()
-    assert rules(old, new, clients=[client(*events)], replacements=[0.6]) == {"wrongly-cancelled"}
+    assert rules(REPLACED, new, clients=[client(*events)]) == ({rule} if rule else set())
+
+
+def test_what_a_process_says_to_holders_counts_until_another_has_taken_over() -> None:
+    lines = ("L 7 demo:1 -", "K 7 demo:1", "S 7 0", "R 8 1.1.2 echo -", "A 8 0", "F", "C 7")
+    again = ("L 9 demo:1 -", *["Q ping"] * 5, "C 9")
+    for ready_at, broken in ((0.5, set()), (0.7, {"lost-notification"})):
+        new = life(*["Q ping"] * round(ready_at * 10 - 1), "B modern", *again, name="two")
+        events: list[Event] = [
+            *(listen(), acknowledged(at=0.25), sent(2, id=2), answer(2, id=2, at=0.65)),
+            Ended(ready_at + 0.65, "close"),
+        ]
+        old = life(*lines, *["Q ping"] * 5)
+        assert rules(old, new, clients=[client(*events)]) - {"wrongly-cancelled"} == broken
+
+
+def test_a_replaced_process_answers_all_it_was_sent() -> None:
+    stopped = life("R 7 1.1.1 hang -", "D end_of_input", dead=True)
+    killed = life("R 7 1.1.1 hang -", dead=True)
+    events: list[Event] = [sent(do="hang"), refusal(-31001), closed()]
+    assert rules(stopped, clients=[client(*events)]) == {"lost-request"}
+    assert rules(killed, clients=[client(*events)]) == set()
+    # Where that was not written to the log, no other may have been stopped in order.
+    assert rules(life("D end_of_input", dead=True), clients=[client(*events)]) == {"wrong-outcome"}
+
+
+def test_one_that_was_replaced_again_and_again_may_be_stopped() -> None:
+    later = [life("B modern", name=f"later {number}") for number in range(3)]
+    stopped = life("B modern", "R 7 1.1.1 hang -", "D end_of_input", dead=True)
+    for each in later:
+        each.started = 0.1
+    events: list[Event] = [sent(do="hang"), refusal(-31001), closed()]
+    assert rules(stopped, *later, clients=[client(*events)]) == set()
+    assert rules(stopped, *later[:2], clients=[client(*events)]) == {"lost-request"}
+
+
+def test_legacy_clients_are_told_of_restarts_only() -> None:
+    told = came({"method": "notifications/tools/list_changed", "params": {}})
+    lives = [life("H initialize", name=name, era="legacy") for name in ("one", "two")]
+    for count in (1, 2):
+        connection = client(*[told] * count, closed(), era="legacy")
+        broken = {"stray-notification"} if count == 2 else set()
+        assert rules(*lives, clients=[connection]) == broken
 
 
 def test_a_change_that_nobody_announced_is_not_made_up() -> None:

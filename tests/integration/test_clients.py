@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import re
+import resource
 import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -468,3 +469,40 @@ async def test_the_servers_memory_of_a_client_is_gone_with_it(tmp_path: Path) ->
             await other.call("release", release="new")
             assert (await new.recv())["id"] == 1
     assert sum(b"notifications/cancelled" in line for line in lines_of(record)) == 2
+
+
+# What the system does to a connection.
+
+
+@pytest.mark.parametrize("kind", ["unix", "tcp"])
+async def test_a_bridge_out_of_descriptors_serves_who_is_there_and_newcomers_once_it_can(kind: str) -> None:
+    """Hazard: an accept that fails at once ends the bridge, or keeps it busy. Newcomers may be cut."""
+    async with running_bridge(*COMMAND, listen=[kind]) as bridge, await bridge.connect() as old:
+        assert "result" in await old.call("do")
+        pid = bridge.process.pid
+        soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (len(os.listdir(f"/proc/{pid}/fd")), hard))
+        newcomers = [await bridge.connect() for _ in range(3)]
+        for _ in range(50):
+            assert "result" in await old.call("do")
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
+        async with await bridge.connect() as late:
+            assert "result" in await late.call("do")
+        for newcomer in newcomers:
+            newcomer.close()
+
+
+@pytest.mark.parametrize("kind", ["unix", "tcp"])
+async def test_a_connection_that_is_reset_while_it_is_written_to_costs_nobody_anything(kind: str) -> None:
+    """Hazard: an exception of the write that nobody expected."""
+    async with running_bridge(*COMMAND, listen=[kind]) as bridge, await bridge.connect() as other:
+        for _ in range(10):
+            client = await bridge.connect()
+            for id in range(4):
+                await client.start_call("do", id=id, pad="x" * 500_000)
+            # Until the first answer has come, and more than the socket takes is on its way.
+            assert (await client.recv())["id"] == 0
+            client.abort()
+        assert "result" in await other.call("do")
+        assert "Traceback" not in bridge.stderr_text()
+        assert "fault" not in bridge.stderr_text()

@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import signal
+import sys
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -337,6 +338,40 @@ async def test_a_server_that_sleeps_and_then_exits_on_the_probe_is_started_again
         assert server.methods(1) == ["server/discover", "initialize"]
         assert server.methods(2)[0] == "initialize"
         assert (await legacy_call(old))["pid"] == server.pid(2)
+
+
+async def test_a_server_that_reads_line_by_line_may_leave_initialize_unread_when_it_exits_on_the_probe() -> (
+    None
+):
+    """It has read what it exits on: that is no failed start, of which one would end this bridge."""
+    server = """
+import json, os, sys, time
+time.sleep(1)
+while True:
+    line = b""
+    while not line.endswith(b"\\n"):
+        line += os.read(0, 1) or sys.exit(0)
+    message = json.loads(line)
+    if message["method"] == "server/discover":
+        sys.exit(1)
+    if "id" in message:
+        info = {"name": "s", "version": "0"}
+        known = {"protocolVersion": "2025-11-25", "capabilities": {}, "serverInfo": info}
+        answer = {"jsonrpc": "2.0", "id": message["id"], "result": known}
+        os.write(1, json.dumps(answer).encode() + b"\\n")
+"""
+    options = ("--max-restarts", "1", *timeouts(0.2))
+    command = (sys.executable, "-S", "-c", server)
+    async with (
+        running_bridge(*command, options=options) as bridge,
+        await bridge.connect() as new,
+        await bridge.connect() as old,
+    ):
+        waiting = await new.start_call("x")
+        await old.initialize()
+        assert error_of(await new.response(waiting)) == (-31006, "era_not_served", False)
+        await old.send(legacy_request("x", id="x"))
+        assert "result" in await old.response("x")
 
 
 async def test_a_second_process_that_exits_on_the_probe_is_not_started_again(path: Path) -> None:

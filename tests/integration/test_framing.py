@@ -63,6 +63,16 @@ async def test_a_raw_cr_from_the_server_never_reaches_a_client(client: RawClient
     await still_served(client)
 
 
+async def test_thousands_of_refused_lines_are_answered_before_what_is_behind_them(client: RawClient) -> None:
+    """They take turns with what others write; the end of what the client sends does not overtake them."""
+    await client.send(b"{}\n" * 5000, modern_request("tools/list", id="behind"))
+    client.half_close()
+    for _ in range(5000):
+        assert (await client.recv())["error"]["code"] == -32600
+    assert (await client.recv())["id"] == "behind"
+    assert await client.expect_eof() == []
+
+
 async def test_blank_lines_get_no_answer_and_reach_nobody(shared: Shared, client: RawClient) -> None:
     """Reported: blank lines between messages raised validation errors or broke the whole subsystem."""
     for id in (1, 2):

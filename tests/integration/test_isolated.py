@@ -73,6 +73,19 @@ async def test_each_client_has_a_process_of_its_own_that_hears_all_it_says(path:
         assert received[0]["params"]["capabilities"] == {"sampling": {}, "roots": {"listChanged": True}}
 
 
+@pytest.mark.parametrize("served", ["2024-11-05", "2025-11-25"])
+async def test_each_client_settles_its_version_with_its_own_server(path: Path, served: str) -> None:
+    """Unlike a shared session, where the bridge answers, and has asked for the newest itself."""
+    greeting = {"protocolVersion": served, "capabilities": {}, "serverInfo": {"name": "s", "version": "1"}}
+    server = Server(path, {**LEGACY, "methods": {"initialize": {"result": greeting}}})
+    async with server.run(*ISOLATED) as bridge:
+        for number, asked in enumerate(("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")):
+            async with await bridge.connect() as client:
+                assert (await client.initialize(asked))["result"] == greeting
+                assert (await call(client))["pid"] == server.pid(number + 1)
+                assert server.received(number + 1)[0]["params"]["protocolVersion"] == asked
+
+
 async def test_ids_tokens_and_unknown_members_go_through_as_they_are(path: Path) -> None:
     server = Server(path, LEGACY)
     async with server.run(*ISOLATED) as bridge, await bridge.connect() as client:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from bridge.core.swap import MAX_DRAINING
 from tests.support.bridge import ROOT, RunningBridge, running_bridge, server_command, wait_until
 from tests.support.client import RawClient
 from tests.support.scripts import content, env, error_of, lines_of, state_until
@@ -150,6 +151,24 @@ async def test_the_old_process_is_ended_after_the_swap_drain(starts: Path) -> No
         await only(bridge, content(await client.call("do"))["pid"])
 
 
+async def test_old_processes_that_go_on_answering_are_few(starts: Path) -> None:
+    options = ["--stop-grace", "0.2"]
+    async with (
+        running_bridge(*COMMAND, options=options, env=env(starts=starts)) as bridge,
+        await bridge.connect() as client,
+    ):
+        for count in range(1, MAX_DRAINING + 2):
+            await client.start_call("do", id=count, hold="for ever")
+            await state_until(client, lambda seen: len(seen["running"]) == 1)
+            await replaced(bridge, count)
+        assert error_of(await client.response(1)) == (-31001, "server_exited", True)
+        await wait_until(lambda: len(bridge.server_pids()) == MAX_DRAINING + 1)
+        for count in range(2, MAX_DRAINING + 2):
+            await client.cancel(count)
+        await only(bridge, content(await client.call("do"))["pid"])
+        assert client.unread == []
+
+
 async def test_the_old_process_may_crash_after_the_swap(starts: Path) -> None:
     async with running_bridge(*COMMAND, env=env(starts=starts)) as bridge, await bridge.connect() as client:
         old = content(await client.call("do"))["pid"]
@@ -200,6 +219,115 @@ async def test_a_legacy_session_goes_on_if_the_new_server_says_the_same_and_is_c
             said = await again.initialize()
             assert said["result"]["capabilities"] == {"tools": {}}
             assert content(await again.legacy_request("tools/call", params))["start"] == 3
+
+
+# --- While not everything runs
+
+
+class Gate:
+    """A server whose starts wait, each until it is let go, and fail from some number on.
+
+    `command` runs it; starts are numbered from 1 by when they begin, not by when they are let go.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        script = folder / "server"
+        script.write_text(
+            f"#!/bin/sh\ncd '{folder}'\necho x >> begun\nnumber=$(wc -l < begun)\n"
+            "while [ -e hold.$number ]; do sleep 0.02; done\n"
+            '[ -e fail ] && [ "$number" -ge "$(cat fail)" ] && exit 3\n'
+            f"exec {' '.join(COMMAND)}\n"
+        )
+        script.chmod(0o755)
+        self.command = str(script)
+
+    def hold(self, *numbers: int) -> None:
+        for number in numbers:
+            (self._folder / f"hold.{number}").touch()
+
+    def let_go(self, number: int) -> None:
+        (self._folder / f"hold.{number}").unlink()
+
+    def fail_from(self, number: int) -> None:
+        (self._folder / "fail").write_text(str(number))
+
+    async def begun(self, count: int) -> None:
+        """Wait until so many starts have begun."""
+        path = self._folder / "begun"
+        await wait_until(lambda: path.exists() and len(lines_of(path)) >= count, what=f"{count} starts")
+
+
+async def test_an_era_whose_server_was_away_at_the_sighup_is_served_all_the_while(
+    tmp_path: Path, starts: Path
+) -> None:
+    """Hazard: it is back when the other era's new server is ready, and goes with the old one, unreplaced."""
+    gate = Gate(tmp_path)
+    gate.hold(3, 4, 5)
+    variables = env(starts=starts, settings={"era": "dual"})
+    call = {"name": "do", "arguments": {}}
+    async with (
+        running_bridge(gate.command, env=variables) as bridge,
+        await bridge.connect() as modern,
+        await bridge.connect() as legacy,
+    ):
+        first = content(await modern.call("do"))["pid"]
+        listen = await modern.listen(toolsListChanged=True)
+        await legacy.initialize()
+        await legacy.legacy_request("tools/call", call)
+        os.kill(first, signal.SIGKILL)
+        await gate.begun(3)  # the modern one again
+        bridge.signal(signal.SIGHUP)
+        await gate.begun(4)  # the new legacy one
+        gate.let_go(3)
+        await modern.notification(CHANGED, subscription=listen)
+        gate.let_go(4)
+        await gate.begun(5)  # the new modern one, before anything changes
+        assert content(await modern.call("do", notify={"method": CHANGED}))["start"] == 3
+        await modern.notification(CHANGED, subscription=listen)
+        assert content(await legacy.legacy_request("tools/call", call))["start"] == 2
+        assert REPLACED not in bridge.stderr_text()
+        gate.let_go(5)
+        await bridge.wait_log(REPLACED)
+        await modern.notification(CHANGED, subscription=listen)
+        assert content(await modern.call("do"))["start"] == 5
+        assert content(await legacy.legacy_request("tools/call", call))["start"] == 4
+        await wait_until(lambda: len(bridge.server_pids()) == 2, what="the old processes are gone")
+        assert modern.unread == []
+
+
+@pytest.mark.parametrize("options", [["--max-restarts", "2"], ["--restart", "never"]])
+@pytest.mark.parametrize("comes_up", [True, False])
+async def test_a_server_that_dies_for_good_while_its_successor_starts_does_not_end_the_bridge(
+    tmp_path: Path, options: list[str], comes_up: bool
+) -> None:
+    """Unless the successor does not come up either."""
+    gate = Gate(tmp_path)
+    gate.hold(2)
+    async with (
+        running_bridge(gate.command, options=options, expect_exit=None) as bridge,
+        await bridge.connect() as client,
+    ):
+        old = content(await client.call("do"))["pid"]
+        bridge.signal(signal.SIGHUP)
+        await gate.begun(2)
+        gate.fail_from(3)
+        os.kill(old, signal.SIGKILL)
+        await bridge.wait_log("ended: killed by SIGKILL")
+        waiting = asyncio.create_task(client.call("do"))
+        if "never" not in options:
+            await bridge.wait_log("given up for a while")
+        if comes_up:
+            gate.let_go(2)
+            await bridge.wait_log(REPLACED)
+            assert content(await waiting)["pid"] != old
+            assert await bridge.stop() == 0
+        else:
+            gate.fail_from(2)
+            gate.let_go(2)
+            await bridge.wait_log(NOT_REPLACED)
+            assert error_of(await waiting)[0] == -31005
+            assert await bridge.wait() == 1
 
 
 # --- It fails

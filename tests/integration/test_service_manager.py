@@ -188,6 +188,66 @@ async def test_the_manager_is_told_how_things_stand(manager: Manager) -> None:
     assert all("WATCHDOG" not in message for message in manager.messages)
 
 
+async def told_status(manager: Manager, *parts: str) -> None:
+    """Wait until the last status is made of just these parts."""
+    wanted = "; ".join(parts)
+    await wait_until(lambda: manager.statuses()[-1:] == [wanted], what=f"status {wanted!r}")
+
+
+async def test_the_status_names_who_serves_throughout_replacements(manager: Manager, tmp_path: Path) -> None:
+    """Also after one that failed: it named the process that was stopped."""
+    settings = [{}, {"start_delay_ms": 60_000}, {"start_delay_ms": 60_000}, {}]
+    variables = {**manager.variables, **env(starts=tmp_path / "starts", settings=settings)}
+    options = ["--probe-timeout", "0.2", "--start-timeout", "0.5"]
+    async with (
+        running_bridge(*COMMAND, options=options, env=variables) as bridge,
+        await bridge.connect() as client,
+    ):
+        old = content(await client.call("do"))["pid"]
+        running = f"the server runs (pid {old})"
+        await told_status(manager, "serving", running)
+        bridge.signal(signal.SIGHUP)
+        await told_status(manager, "serving", running, "being replaced")
+        await bridge.wait_log("was not replaced")
+        await told_status(manager, "serving", running)
+        await client.start_call("do", id="held", hold="it")
+        bridge.signal(signal.SIGHUP)
+        await told_status(manager, "serving", running, "being replaced")
+        await bridge.wait_log("was not replaced", count=2)
+        await told_status(manager, "serving", running)
+        bridge.signal(signal.SIGHUP)
+        await bridge.wait_log("the server was replaced")
+        new = content(await client.call("do"))["pid"]
+        await told_status(manager, "serving", f"the server runs (pid {new})", "1 old process ends")
+        await client.cancel("held")
+        await told_status(manager, "serving", f"the server runs (pid {new})")
+        bridge.signal(signal.SIGTERM)
+        await told_status(manager, "stopping")
+    assert [name for name in manager.names() if name != "RELOADING"] == ["READY"] * 4 + ["STOPPING"]
+
+
+async def test_the_status_names_both_eras_servers(manager: Manager) -> None:
+    variables = {**manager.variables, **env(settings={"era": "dual"})}
+    async with running_bridge(*COMMAND, env=variables) as bridge, await bridge.connect() as client:
+        pids = [content(await client.call("do"))["pid"]]
+        await client.initialize()
+        seen = await client.legacy_request("tools/call", {"name": "do", "arguments": {}})
+        pids.append(content(seen)["pid"])
+        await told_status(manager, "serving", f"the servers run (pids {pids[0]}, {pids[1]})")
+
+
+async def test_the_status_counts_clients_with_a_process_of_their_own(manager: Manager) -> None:
+    options = ["--sharing", "isolated"]
+    async with running_bridge(*COMMAND, options=options, env=manager.variables) as bridge:
+        await told_status(manager, "serving")
+        async with await bridge.connect() as one, await bridge.connect() as other:
+            await one.call("do")
+            await told_status(manager, "serving", "1 client has a process of their own")
+            await other.call("do")
+            await told_status(manager, "serving", "2 clients have a process of their own")
+        await told_status(manager, "serving")
+
+
 async def test_it_is_ready_only_when_it_can_be_connected_to(manager: Manager) -> None:
     async with running_bridge(*COMMAND, listen=["unix", "unix", "tcp"], env=manager.variables) as bridge:
         await manager.told("READY")
@@ -202,7 +262,8 @@ async def test_a_bridge_that_gives_up_says_why(manager: Manager, tmp_path: Path)
     async with running_bridge(*command, options=options, env=variables, expect_exit=None) as bridge:
         assert await bridge.wait() == 1
     assert manager.names() == ["READY", "STOPPING"]
-    assert any("failed to start" in status for status in manager.statuses())
+    # It is what `systemctl status` shows from then on.
+    assert "failed to start" in manager.statuses()[-1]
 
 
 async def test_the_managers_variables_do_not_reach_the_server(manager: Manager) -> None:

@@ -42,10 +42,10 @@ KNOWN = {
         *("Type", "NotifyAccess", "EnvironmentFile", "Environment", "ExecStart", "ExecReload", "WatchdogSec"),
         *(
             "Restart",
-            "RestartPreventExitStatus",
             "KillMode",
             "TimeoutStopSec",
             "DynamicUser",
+            "User",
             "StateDirectory",
         ),
         *("CacheDirectory", "WorkingDirectory", "UMask", "NoNewPrivileges", "CapabilityBoundingSet"),
@@ -127,20 +127,18 @@ def test_a_service_fits_its_socket_and_the_bridges_promises(service: Path) -> No
     assert float(values["TimeoutStopSec"]) > 10
     # The loop must not hang for as long as its watchdog needs to show where, before systemd ends it.
     assert float(values["WatchdogSec"]) > 2 * 7
-    # A user's mistake is not tried again; the exit codes are those of section 1 of the contract.
-    assert values["Restart"] == "on-failure"
-    assert values["RestartPreventExitStatus"].split() == ["2", "126", "127"]
+    # Who gives up is not started again and again: the next connection does that.
+    assert values["Restart"] == "on-abnormal"
 
 
 def test_the_machine_wide_service_gives_up_what_a_server_does_not_need() -> None:
     values = read(SYSTEM)["Service"]
     assert values["DynamicUser"] == "yes"
+    assert values["User"] == "mcp-%i"  # else all instances are one user, which may signal and read the others
     assert values["CapabilityBoundingSet"] == values["AmbientCapabilities"] == ""
     assert values["ProtectSystem"] == "strict"
     assert values["SystemCallFilter"] == "@system-service"
-    switches = [
-        name for name in values if re.match("NoNew|Protect|Private|Restrict(?!Prevent|Addr)|Lock", name)
-    ]
+    switches = [name for name in values if re.match("NoNew|Protect|Private|Restrict(?!Addr)|Lock", name)]
     assert {values[name] for name in switches} <= {"yes", "strict", "invisible"}
     assert len(switches) >= 18
     assert "MemoryDenyWriteExecute" not in values  # Node.js

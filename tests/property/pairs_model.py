@@ -20,6 +20,7 @@ PAUSED: Final = 1
 BAD_LINES: Final = 3
 RESTART_WAIT: Final = 30
 LINGER: Final = 60
+REMEMBERED: Final = 30
 
 LISTEN: Final = "subscriptions/listen"
 DISCOVER: Final = "server/discover"
@@ -75,6 +76,8 @@ class Model:
         self.clients: dict[int, Client] = {}
         self.children: dict[int, Client] = {}
         self.stopping = False
+        self.not_modern_until = 0.0
+        """Until then nobody's process is asked for the modern era: one has exited on that."""
         self.out: dict[int, list[Item]] = {}
         self.needs: list[int] = []
         self.stops: list[int] = []
@@ -134,11 +137,10 @@ class Model:
             for line, at in client.queue
             if "id" not in line or key(line["id"]) != name or line["method"] == "initialize"
         ]
-        group = client.asks.pop(name, [])
-        kept = [ask for ask in group if ask.message["method"] == "initialize"]
-        if kept:
-            client.asks[name] = kept
-        if len(kept) < len(group):
+        given_up = [ask for ask in client.asks.get(name, []) if ask.message["method"] != "initialize"]
+        for ask in given_up:
+            self.forget(client, ask)
+        if given_up:
             self.tell(client, message)
         self.feed(client)
 
@@ -155,6 +157,14 @@ class Model:
     def request(self, client: Client, message: Json) -> None:
         if self.stopping:
             self.refuse(client, message["id"], -31005, "shutting_down")
+            return
+        if (
+            message["method"] == DISCOVER
+            and client.child is None
+            and not client.queue
+            and self.now < self.not_modern_until
+        ):
+            self.not_modern(client, message["id"], False)
             return
         free = client.child is not None and not client.blocked and not client.queue
         if free and (message["method"] == LISTEN or not client.full):
@@ -360,8 +370,8 @@ class Model:
         asks, client.asks = client.at_child(), {}
         if exited and client.untouched and asks:
             for ask in asks:
-                text: Any = {"supported": [*LEGACY_VERSIONS]}
-                self.refuse(client, ask.id, -32601, "era_not_served", True, **text)
+                self.not_modern(client, ask.id, True)
+            self.not_modern_until = self.now + REMEMBERED
             if client.queue:
                 client.wanted = True
                 self.needs.append(client.key)
@@ -373,6 +383,9 @@ class Model:
         del self.clients[client.key]
         self.close(client)
 
+    def not_modern(self, client: Client, id: Any, delivered: bool) -> None:
+        self.refuse(client, id, -32601, "era_not_served", delivered, supported=[*LEGACY_VERSIONS])
+
     # -- time and the end
 
     def tick(self) -> None:
@@ -382,6 +395,7 @@ class Model:
                 self.close(client)
                 continue
             if client.child is None and client.queue and client.queue[0][1] <= self.now - RESTART_WAIT:
+                client.wanted = False
                 self.refuse_queued(client, -31002, "server_unavailable")
             if self.timeout is not None and client.child is not None:
                 for ask in client.at_child():

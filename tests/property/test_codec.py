@@ -265,7 +265,7 @@ plain_members = st.lists(
 
 
 @many
-@given(codecs, st.lists(plain_members, max_size=4), st.booleans())
+@given(codecs, st.lists(plain_members, min_size=1, max_size=4), st.booleans())
 def test_plain_messages_go_the_fast_path(codec: Codec, objects: list[dict[str, Any]], ascii: bool) -> None:
     """Otherwise the property above would hold for a fast path that says nothing."""
     block = b"".join(json.dumps(one, ensure_ascii=ascii).encode() + b"\n" for one in objects)
@@ -306,14 +306,13 @@ def test_a_message_is_written_with_every_value_as_it_came(codec: Codec, line: by
 
 
 @many
-@given(st.one_of(values, deep, objects), st.integers(1, 8), st.integers(1, 30), st.binary(max_size=4))
-def test_depth_is_what_a_naive_counter_says(line: bytes, limit: int, piece: int, around: bytes) -> None:
+@given(st.one_of(values, deep, objects), st.integers(1, 8), st.integers(1, 30))
+def test_depth_is_what_a_naive_counter_says(line: bytes, limit: int, piece: int) -> None:
     truth = naive_depth(line) > limit
-    block = around + line + around
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(glance, "_PIECE", piece)  # so that a line is looked at in several pieces
-        assert too_deep(block, len(around), len(around) + len(line), limit) is truth
-        assert too_deep(bytearray(block), len(around), len(around) + len(line), limit) is truth
+        assert too_deep(line, limit) is truth
+        assert too_deep(bytearray(line), limit) is truth
 
 
 def split(stream: bytes, cuts: list[int]) -> list[bytes]:

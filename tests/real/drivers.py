@@ -4,11 +4,14 @@ A driver holds any number of clients, each under a number of the test's. It take
 answers each with one, by its "id":
 
     open      handle, and how: `address` (Python) or `sdk`, `mode`, `command`, `env` (TypeScript), and
-              `confirm`, what it says when it is asked for input; gives "version", the protocol version
+              `confirm`, what it says when it is asked for input; or `name`: a client of that name, which
+              answers with it whatever a server asks; gives "version", the protocol version
     ask       handle, `calls`: [[TOOL, ARGUMENTS], ...], all at once; gives "answers": for each {"text"}, or
               {"code", "message", "data"} of an error
+    give_up   handle, `tool`: call it, and cancel the call as soon as it reports progress
     listen    handle, `filter`; gives "granted"
-    events    handle, `count`: wait until there are so many; gives "events" and forgets them
+    events    handle, `count`: wait until there are so many; gives "events" and forgets them. What changed and
+              what the client was asked for
     unlisten  handle: end the subscription
     close     handle
 
@@ -124,13 +127,17 @@ class DrivenClient:
         answer = await self._driver.do("ask", handle=self._handle, calls=calls)
         return [reply["text"] if "text" in reply else Refused(**reply) for reply in answer["answers"]]
 
+    async def give_up(self, tool: str) -> None:
+        """Call a tool, and cancel the call as soon as it reports progress."""
+        await self._driver.do("give_up", handle=self._handle, tool=tool)
+
     async def listen(self, filter: Json) -> Json:
         """Open a subscription; returns what the server granted."""
         granted: Json = (await self._driver.do("listen", handle=self._handle, filter=filter))["granted"]
         return granted
 
     async def events(self, count: int) -> list[str]:
-        """Wait for so many changes and return all there were: "updated URI", "tools"."""
+        """Wait for so many and return all there were: "updated URI", "tools", or what it was asked for."""
         events: list[str] = (await self._driver.do("events", handle=self._handle, count=count))["events"]
         return events
 

@@ -61,19 +61,59 @@ def refusal(error: Any) -> dict[str, Any]:
     return {"code": error.error.code, "message": error.error.message, "data": error.error.data}
 
 
+class Answers:
+    """What a client called `name` answers to whatever a server asks; it notes in `events` what that was."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.events: list[str] = []
+
+    async def _work(self, context: Any, kind: str) -> None:
+        self.events.append(kind)
+        if context.meta is not None and context.meta.progressToken is not None:
+            await context.session.send_progress_notification(context.meta.progressToken, 1)
+
+    async def sample(self, context: Any, params: Any) -> Any:
+        await self._work(context, "sampling")
+        text = types.TextContent(type="text", text=f"sampled by {self._name}")
+        return types.CreateMessageResult(role="assistant", content=text, model="none")
+
+    async def elicit(self, context: Any, params: Any) -> Any:
+        if params.mode == "url":
+            await self._work(context, f"url {params.url}")
+            return types.ElicitResult(action="accept")
+        await self._work(context, "form")
+        return types.ElicitResult(action="accept", content={"name": self._name})
+
+    async def roots(self, context: Any) -> Any:
+        await self._work(context, "roots")
+        return types.ListRootsResult.model_validate({"roots": [{"uri": f"file:///{self._name}"}]})
+
+    def session(self) -> dict[str, Any]:
+        """How a `ClientSession` is told of them."""
+        return {
+            "client_info": types.Implementation(name=self._name, version="1.0.0"),
+            "sampling_callback": self.sample,
+            "elicitation_callback": self.elicit,
+            "list_roots_callback": self.roots,
+        }
+
+
 class Opened:
     """A client, whose whole life is one task: the SDK must leave its contexts where it entered them."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, name: str | None) -> None:
         loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[str] = loop.create_future()
         self._done = asyncio.Event()
         self._session: Any = None
+        self.answers = None if name is None else Answers(name)
         self._life = asyncio.create_task(self._live(address))
 
     async def _live(self, address: str) -> None:
         try:
-            async with streams(address) as (read, write), mcp.ClientSession(read, write) as session:
+            how = {} if self.answers is None else self.answers.session()
+            async with streams(address) as (read, write), mcp.ClientSession(read, write, **how) as session:
                 self._session = session
                 self.ready.set_result((await session.initialize()).protocolVersion)
                 await self._done.wait()
@@ -98,8 +138,8 @@ class Driver:
     def __init__(self) -> None:
         self._clients: dict[int, Opened] = {}
 
-    async def open(self, handle: int, address: str) -> dict[str, Any]:
-        opened = Opened(address)
+    async def open(self, handle: int, address: str, name: str | None = None) -> dict[str, Any]:
+        opened = Opened(address, name)
         version = await opened.ready
         self._clients[handle] = opened
         return {"version": version}
@@ -107,6 +147,13 @@ class Driver:
     async def ask(self, handle: int, calls: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
         client = self._clients[handle]
         return {"answers": await asyncio.gather(*(client.ask(name, given) for name, given in calls))}
+
+    async def events(self, handle: int, count: int) -> dict[str, Any]:
+        answers = self._clients[handle].answers
+        assert answers is not None
+        assert len(answers.events) >= count, "all that a server asks is asked within a call"
+        events, answers.events = answers.events, []
+        return {"events": events}
 
     async def close(self, handle: int) -> dict[str, Any]:
         await self._clients.pop(handle).close()

@@ -251,6 +251,31 @@ async def test_clients_that_are_asked_for_input_at_once_each_answer_their_own_qu
         tasks.create_task(driven(dee, "Dee"))
 
 
+async def test_modern_clients_with_a_server_process_each_answer_its_questions(typescript: Driver) -> None:
+    """Contract, "Eras and sharing": isolated, everything goes through, whatever the era."""
+    options = ("--sharing", "isolated")
+    async with (
+        asyncio.timeout(TIMEOUT),
+        running_bridge(*FEATURES["typescript"], options=options) as bridge,
+        python_client(bridge, "Ada") as ada,
+        typescript_client(typescript, bridge, confirm="Cai") as cai,
+        ada.listen(resource_subscriptions=["note://1"]) as of_ada,
+    ):
+        await cai.listen({"resourceSubscriptions": ["note://1"]})
+        answer = await call(ada, "confirm", label="a")
+        assert answer == "a: a was confirmed with Ada to A word for a?"
+        assert await cai.ask([("confirm", {"label": "c"})]) == [
+            "c: c was confirmed with Cai to A word for c?"
+        ]
+        # What one server tells is its own client's alone.
+        await cai.ask([("touch", {"uri": "note://1"})])
+        assert await cai.events(1) == ["updated note://1"]
+        await call(ada, "touch", uri="note://1")
+        assert await anext(of_ada) == ResourceUpdated("note://1")
+        assert await cai.events(0) == []
+        assert len(bridge.server_pids("modern_server")) == 2
+
+
 async def test_a_legacy_client_that_could_be_asked_for_input_is_not_since_the_server_is_shared(
     typescript: Driver,
 ) -> None:

@@ -12,22 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mcp import Client
-from mcp.client.session import ClientRequestContext
-from mcp_types import (
-    CreateMessageRequestParams,
-    CreateMessageResult,
-    ElicitRequestParams,
-    ElicitResult,
-    ListRootsResult,
-    TextContent,
-)
 
 from tests.real.drivers import node, npm_part
-from tests.real.servers import everything_part, memory_part
+from tests.real.servers import QUESTIONS, cnb_part, everything_part, grafana_part, memory_part, sqlite_part
 from tests.support.bridge import RunningBridge, running_bridge, wait_until
 from tests.support.client import Message, RawClient, legacy_request, notification
-from tests.support.sdk import socket_transport
 
 pytestmark = pytest.mark.real
 
@@ -198,51 +187,6 @@ async def test_clients_with_a_filesystem_server_each_have_their_own_directories(
         await wait_until(lambda: len(bridge.server_pids("server-filesystem")) == left)
 
 
-@pytest.mark.parametrize("options", [("--sharing", "isolated"), ("--sharing", "auto")])
-async def test_sdk_clients_are_asked_for_samples_input_and_roots_by_their_own_server(
-    tmp_path: Path, options: tuple[str, ...]
-) -> None:
-    part = everything_part(tmp_path, "")
-
-    def client(bridge: RunningBridge, name: str) -> Client:
-        async def sample(
-            context: ClientRequestContext, params: CreateMessageRequestParams
-        ) -> CreateMessageResult:
-            text = TextContent(type="text", text=f"sampled by {name}")
-            return CreateMessageResult(role="assistant", content=text, model="none")
-
-        async def elicit(context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
-            return ElicitResult(action="accept", content={"name": name})
-
-        async def roots(context: ClientRequestContext) -> ListRootsResult:
-            return ListRootsResult.model_validate({"roots": [{"uri": f"file:///{name}"}]})
-
-        return Client(
-            socket_transport(bridge.address),
-            mode="legacy",
-            sampling_callback=sample,
-            elicitation_callback=elicit,
-            list_roots_callback=roots,
-        )
-
-    async def ask(client: Client, tool: str, **arguments: Any) -> str:
-        result = await client.call_tool(tool, arguments)
-        return "".join(block.text for block in result.content if isinstance(block, TextContent))
-
-    async with (
-        asyncio.timeout(TIMEOUT),
-        running_bridge(*part.command, options=options, env=part.env, leftover_timeout=10) as bridge,
-        client(bridge, "ada") as ada,
-        client(bridge, "bob") as bob,
-    ):
-        for one, name in ((ada, "ada"), (bob, "bob")):
-            assert f"sampled by {name}" in await ask(
-                one, "trigger-sampling-request", prompt="hi", maxTokens=5
-            )
-            assert f'"name": "{name}"' in await ask(one, "trigger-elicitation-request")
-            assert f"file:///{name}" in await ask(one, "get-roots-list")
-
-
 async def test_a_shared_server_that_asks_its_client_gets_an_error_and_no_client_hears_of_it(
     tmp_path: Path,
 ) -> None:
@@ -263,3 +207,84 @@ async def test_a_shared_server_that_asks_its_client_gets_an_error_and_no_client_
         names = {tool["name"] for tool in listed["result"]["tools"]}
         assert not names & {"trigger-sampling-request", "get-roots-list", "trigger-elicitation-request"}
         assert methods(client.unread) == []
+
+
+# By the Python SDK 1.x, in Go and in Rust; with what each says to a level.
+PARTS = {"sqlite": sqlite_part, "grafana": grafana_part, "cnb": cnb_part}
+LEVELS = {"sqlite": -32601, "grafana": None, "cnb": -32601}
+# How many processes there are for two clients that declare that they can be asked and two that do not, and
+# how many when all have left.
+SHARING = {
+    "isolated": (("--sharing", "isolated"), 4, 0),
+    "auto": (("--sharing", "auto"), 3, 1),
+}
+
+
+@pytest.mark.parametrize("sharing", SHARING)
+@pytest.mark.parametrize("name", PARTS)
+async def test_servers_in_three_languages_are_shared_or_every_clients_own(
+    name: str, sharing: str, tmp_path: Path, service: str
+) -> None:
+    """Four clients at once, two of which can be asked; each uses the ids and tokens of the others, too."""
+    part = PARTS[name](tmp_path, service)
+    options, together, left = SHARING[sharing]
+    share = QUESTIONS // 4
+
+    async def use(client: RawClient, number: int) -> None:
+        capabilities: dict[str, Any] = {"sampling": {}} if number % 2 else {}
+        greeting = await client.legacy_request("initialize", {**PARAMS, "capabilities": capabilities})
+        assert greeting["result"]["protocolVersion"] == PARAMS["protocolVersion"]
+        await client.send(notification("notifications/initialized"))
+        for _ in range(2):
+            asked = [part.ask(share * number + id) for id in range(share)]
+            for id, (tool, arguments, _) in enumerate(asked):
+                params = {"name": tool, "arguments": arguments, "_meta": {"progressToken": id}}
+                await client.send(legacy_request("tools/call", params, id=id))
+            for id, (_, _, expected) in enumerate(asked):
+                # Some answer with an error, which says to what as well.
+                answer = json.dumps(await client.response(id, TIMEOUT))
+                assert json.dumps(expected)[1:-1] in answer
+        settled = await client.legacy_request("logging/setLevel", {"level": "info"})
+        assert settled.get("error", {}).get("code") == LEVELS[name]
+
+    async with (
+        asyncio.timeout(TIMEOUT),
+        running_bridge(*part.command, options=options, env=part.env) as bridge,
+    ):
+        clients = [await bridge.connect() for _ in range(4)]
+        await asyncio.gather(*(use(client, number) for number, client in enumerate(clients)))
+        assert len(bridge.server_pids(part.program)) == together
+        for client in clients:
+            assert methods(client.unread) == []
+            client.close()
+        await wait_until(lambda: len(bridge.server_pids(part.program)) == left)
+
+
+async def memo(client: RawClient) -> str:
+    read = await client.legacy_request("resources/read", {"uri": "memo://insights"})
+    return str(read["result"]["contents"][0]["text"])
+
+
+@pytest.mark.parametrize("shared", [True, False])
+async def test_the_sqlite_servers_memo_is_everybodys_or_each_clients_own(
+    tmp_path: Path, shared: bool
+) -> None:
+    """It keeps what it was told in its memory, and tells of changes though it takes no subscriptions."""
+    part = sqlite_part(tmp_path, "")
+    async with (
+        asyncio.timeout(TIMEOUT),
+        running_bridge(*part.command, options=() if shared else ("--sharing", "isolated")) as bridge,
+        await bridge.connect() as ada,
+        await bridge.connect() as bob,
+    ):
+        for client in (ada, bob):
+            await client.initialize()
+            refused = await client.legacy_request("resources/subscribe", {"uri": "memo://insights"})
+            assert refused["error"]["code"] == -32601
+        assert "result" in await call(ada, "append_insight", insight="bridges carry")
+        assert "bridges carry" in await memo(ada)
+        assert ("bridges carry" in await memo(bob)) is shared
+        # Who shares hears of what it has subscribed to; who has a process of its own hears all that it says.
+        told = [] if shared else ["notifications/resources/updated"]
+        assert methods(ada.unread) == told
+        assert methods(bob.unread) == []

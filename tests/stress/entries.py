@@ -109,7 +109,7 @@ class Source:
                 for each in methods:
                     if each.name in TRANSPORTS:
                         self._add(Function(file, node.name, each.name, each.lineno))
-            elif "Protocol" in bases and node.name in ("ChildOwner", "ClientOwner"):
+            elif "Protocol" in bases and node.name in ("ChildOwner", "ClientOwner", "StdinOwner"):
                 self._told |= {each.name for each in methods}
 
     def _callbacks(self, file: str, tree: ast.Module) -> None:

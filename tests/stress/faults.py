@@ -62,7 +62,7 @@ EXCUSED: Final = {
     "pool:Pool._start_over": "only behind another fault",
     "pool:Pool._failed": "only behind another fault",
     "hub:Hub.client_refused": "only for another user, whose connection is cut already",
-    "child:_StdinProtocol.eof_received": "the watch for hang-ups has seen it before",
+    "stdin:ServerStdin.eof_received": "the watch for hang-ups has seen it before",
     "pipes:PipeReader.connection_made": "sets an attribute and calls nothing",
     "lifecycle:Lifecycle._asked_to_quit": "the bridge ends with it",
     "pool:Pool._go_on": "called again for the next client that comes or goes",
@@ -181,6 +181,19 @@ async def many(ground: Ground) -> None:
         await client.send(b"\n".join([b"{}"] * 2500) + b"\n")
         for _ in range(2500):
             assert (await client.recv())["error"]["code"] == -32600
+
+
+async def crowd(ground: Ground) -> None:
+    """Several clients ask at once, again and again."""
+    clients = [await ground.bridge.connect(n % 2) for n in range(8)]
+    try:
+        for _ in range(10):
+            ids = [await client.start_call("do") for client in clients]
+            for client, id in zip(clients, ids, strict=True):
+                assert "result" in await client.response(id)
+    finally:
+        for client in clients:
+            client.abort()
 
 
 async def deaf(ground: Ground) -> None:
@@ -337,7 +350,8 @@ SHARED: Final[dict[str, Stimulus]] = {
     "child:Child._stdout_end": replace,
     "child:Child._stderr_end": replace,
     "child:Child.stop": replace,
-    "child:_StdinProtocol.connection_lost": replace,
+    "stdin:ServerStdin.connection_lost": replace,
+    "hub:Hub._flush": crowd,
     "pipes:PipeReader.connection_lost": replace,
     "pipes:PipeReader.eof_received": replace,
     "process:ExitWatch._exited": replace,
@@ -347,8 +361,10 @@ SLOW: Final[dict[str, Stimulus]] = {
     "acceptor:Acceptor._check_paths": long_pause,
     "tuning:give_memory_back": swell,
     "watchdog:LoopWatchdog._sign": pause,
-    "child:Child._stdin_full": stall,
-    "child:Child._stdin_flows": stall,
+    "stdin:ServerStdin._full": stall,
+    "stdin:ServerStdin._flows": stall,
+    "child:Child.stdin_full": stall,
+    "child:Child.stdin_flows": stall,
     "supervisor:Supervisor.child_blocked": stall,
     "supervisor:Supervisor.child_writable": stall,
 }
@@ -359,7 +375,7 @@ DEADLY: Final[dict[str, Stimulus]] = {
     "pipes:PipeReader.data_received": talk,
     "supervisor:Supervisor._due": crash,
     "child:Child._finish": close_stdout,
-    "child:Child._lose_stdin": close_stdin,
+    "child:Child.stdin_lost": close_stdin,
 }
 STUBBORN: Final[dict[str, Stimulus]] = {
     "child:Child._terminate": replace,

@@ -42,7 +42,7 @@ class Reaper(Nemesis):
     """
 
     def __init__(self, folder: Path, mark: str, rng: random.Random, every: float) -> None:
-        super().__init__(folder, mark, rng, lambda: None)
+        super().__init__(folder, mark, rng, lambda: None, 0.0)
         self._every = every
 
     async def run(self) -> None:

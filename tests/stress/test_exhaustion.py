@@ -8,7 +8,8 @@ import os
 import resource
 from pathlib import Path
 
-from tests.history.breakages import Breakage, broken
+from tests.history.breakage import Breakage
+from tests.history.breakages import broken
 from tests.stress.flow import COMMAND, descriptors
 from tests.support.bridge import RunningBridge, running_bridge
 from tests.support.client import RawClient

@@ -729,7 +729,7 @@ async def test_the_write_that_finds_the_pipe_broken_does_not_raise(bench: Bench)
     """A broken pipe: one loop warns, the other may raise from `write`."""
     child, owner = await bench.python("import os, time; os.close(0); time.sleep(1000)", hangups=False)
     deadline = time.monotonic() + WAIT_S
-    while not hung_up(child._stdin_fd) and time.monotonic() < deadline:
+    while not hung_up(child._stdin._fd) and time.monotonic() < deadline:
         time.sleep(0.01)  # noqa: ASYNC251 - the loop must not find out by itself
     child.write(b"x")
     child.write(b"x")

@@ -7,7 +7,11 @@ import { Client as ModernClient } from '@modelcontextprotocol/client';
 import { StdioClientTransport as ModernTransport } from '@modelcontextprotocol/client/stdio';
 import { Client as LegacyClient } from '@modelcontextprotocol/sdk/client/index.js';
 import { StdioClientTransport as LegacyTransport } from '@modelcontextprotocol/sdk/client/stdio.js';
-import { ElicitRequestSchema } from '@modelcontextprotocol/sdk/types.js';
+import {
+    CreateMessageRequestSchema,
+    ElicitRequestSchema,
+    ListRootsRequestSchema
+} from '@modelcontextprotocol/sdk/types.js';
 
 const MODERN = '2026-07-28';
 const MODES = { auto: 'auto', legacy: 'legacy', modern: { pin: MODERN } };
@@ -22,6 +26,64 @@ function refusal(error) {
         message: [error.message, cause.message].filter(Boolean).join(': '),
         data: cause.data ?? error.data ?? null
     };
+}
+
+const ALL_CAPABILITIES = { sampling: {}, elicitation: { form: {}, url: {} }, roots: { listChanged: true } };
+
+// What a client called `name` answers to whatever a server asks; `note` is told that it was asked, `report`
+// tells the server that work goes on. A client called "Tarry" works until its work is given up.
+function answers(name, note) {
+    const work = async (kind, { token, report, signal }) => {
+        note(kind);
+        if (token !== undefined) {
+            await report({ method: 'notifications/progress', params: { progressToken: token, progress: 1 } });
+        }
+        if (name === 'Tarry') {
+            await new Promise(resolve => signal.addEventListener('abort', resolve, { once: true }));
+            note(`${kind} given up`);
+        }
+    };
+    return {
+        async sampling(_, how) {
+            await work('sampling', how);
+            return { role: 'assistant', model: 'none', content: { type: 'text', text: `sampled by ${name}` } };
+        },
+        async elicitation(params, how) {
+            await work(params.mode === 'url' ? `url ${params.url}` : 'form', how);
+            return params.mode === 'url' ? { action: 'accept' } : { action: 'accept', content: { name } };
+        },
+        async roots(_, how) {
+            await work('roots', how);
+            return { roots: [{ uri: `file:///${name}` }] };
+        }
+    };
+}
+
+function answering({ sdk, mode, name }, note) {
+    const info = { name, version: '1.0.0' };
+    const { sampling, elicitation, roots } = answers(name, note);
+    if (sdk === 1) {
+        const client = new LegacyClient(info, { capabilities: ALL_CAPABILITIES });
+        const handle = (schema, handler) =>
+            client.setRequestHandler(schema, ({ params }, extra) => {
+                const { signal, sendNotification: report } = extra;
+                return handler(params, { token: params?._meta?.progressToken, report, signal });
+            });
+        handle(CreateMessageRequestSchema, sampling);
+        handle(ElicitRequestSchema, elicitation);
+        handle(ListRootsRequestSchema, roots);
+        return client;
+    }
+    const how = { capabilities: ALL_CAPABILITIES, versionNegotiation: { mode: MODES[mode] } };
+    const client = new ModernClient(info, how);
+    const handle = (method, handler) =>
+        client.setRequestHandler(method, ({ params }, { mcpReq }) =>
+            handler(params, { token: mcpReq._meta?.progressToken, report: mcpReq.notify, signal: mcpReq.signal })
+        );
+    handle('sampling/createMessage', sampling);
+    handle('elicitation/create', elicitation);
+    handle('roots/list', roots);
+    return client;
 }
 
 function make({ sdk, mode, confirm }) {
@@ -44,15 +106,20 @@ function make({ sdk, mode, confirm }) {
 
 const operations = {
     async open({ handle, command, env, ...kind }) {
-        const client = make(kind);
+        const opened = { events: [], waiting: [], version: null, subscription: null };
+        const note = event => {
+            opened.events.push(event);
+            opened.waiting.splice(0).forEach(resolve => resolve());
+        };
+        const client = kind.name === undefined ? make(kind) : answering(kind, note);
+        opened.client = client;
         const Transport = kind.sdk === 1 ? LegacyTransport : ModernTransport;
         const transport = new Transport({ command: command[0], args: command.slice(1), env, stderr: 'inherit' });
-        const opened = { client, events: [], waiting: [], version: null, subscription: null };
         if (kind.sdk === 1) {
             // How an HTTP transport learns the version; this client has no other way of saying it.
             transport.setProtocolVersion = version => (opened.version = version);
         } else {
-            watch(opened);
+            watch(client, note);
         }
         await client.connect(transport);
         clients.set(handle, opened);
@@ -70,6 +137,16 @@ const operations = {
             }
         };
         return { answers: await Promise.all(calls.map(ask)) };
+    },
+
+    async give_up({ handle, tool }) {
+        const { client } = clients.get(handle);
+        const giving = new AbortController();
+        const how = { signal: giving.signal, onprogress: () => giving.abort('enough') };
+        const params = { name: tool, arguments: {} };
+        const called = client instanceof LegacyClient ? client.callTool(params, undefined, how) : client.callTool(params, how);
+        await called.then(() => Promise.reject(new Error('it was answered')), () => undefined);
+        return {};
     },
 
     async listen({ handle, filter }) {
@@ -99,13 +176,9 @@ const operations = {
     }
 };
 
-function watch(opened) {
-    const note = event => {
-        opened.events.push(event);
-        opened.waiting.splice(0).forEach(resolve => resolve());
-    };
-    opened.client.setNotificationHandler('notifications/resources/updated', n => note(`updated ${n.params.uri}`));
-    opened.client.setNotificationHandler('notifications/tools/list_changed', () => note('tools'));
+function watch(client, note) {
+    client.setNotificationHandler('notifications/resources/updated', n => note(`updated ${n.params.uri}`));
+    client.setNotificationHandler('notifications/tools/list_changed', () => note('tools'));
 }
 
 async function answer(line) {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bridge.core.subscriptions import MAX_OPENINGS
+from bridge.core.subscriptions import MAX_CHANGES, MAX_CHANGES_IN_ALL, MAX_OPENINGS
 from bridge.core.tables import NoticeKind
 from tests.unit.core.scenario import (
     CLOSE,
@@ -267,6 +267,39 @@ def test_a_holder_sees_no_second_acknowledgement_but_what_it_may_have_missed() -
     )
     s.server(changed(4)).expect(A=changed("LA"))
     s.server(changed(2)).expect()
+
+
+def test_a_holder_that_may_have_missed_too_much_is_ended_and_may_listen_again() -> None:
+    """A million URIs would be a million messages at once."""
+    for number, kept in ((MAX_CHANGES - 3, True), (MAX_CHANGES - 2, False)):
+        s = Scenario("A")
+        wanted: Json = {"resourceSubscriptions": [f"u{n}" for n in range(number)]}
+        s.client("A", listen("L", **wanted))
+        s.server(acknowledged(2, **wanted))
+        s.crash()
+        s.start()
+        out = s.server(acknowledged(4, **wanted))
+        if kept:
+            assert len(out.items("A")) == number
+            out.expect(
+                A=[changed("L", "resources/updated", uri=uri) for uri in wanted["resourceSubscriptions"]]
+            )
+        else:
+            out.expect(A=closing("L"), server=ended(4))
+            s.client("A", listen("M", **wanted)).expect(server=listen(5, **wanted))
+
+
+def test_all_holders_together_are_told_of_so_many_changes_and_no_more() -> None:
+    s = Scenario("A", max_subscriptions=100)
+    wanted: Json = {"resourceSubscriptions": [f"u{n}" for n in range(MAX_CHANGES - 3)]}
+    s.client("A", *[listen(n, **wanted) for n in range(20)])
+    s.server(acknowledged(2, **wanted))
+    s.crash()
+    s.start()
+    items = s.server(acknowledged(4, **wanted)).items("A")
+    told = MAX_CHANGES_IN_ALL // MAX_CHANGES
+    assert items[-4:] == [closing(n) for n in range(told, 20)]
+    assert len(items) == told * (MAX_CHANGES - 3) + 20 - told
 
 
 def test_every_holder_is_told_what_it_may_have_missed() -> None:

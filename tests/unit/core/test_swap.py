@@ -8,6 +8,7 @@ import pytest
 
 from bridge.core.era import Era
 from bridge.core.seats import REMEMBERED_S
+from bridge.core.swap import MAX_DRAINING
 from bridge.core.tables import NoticeKind
 from tests.unit.core.scenario import (
     CLOSE,
@@ -528,19 +529,92 @@ def test_clients_of_a_session_that_is_another_one_now_are_closed() -> None:
     gone(s, "B")
 
 
-def test_an_era_that_came_meanwhile_is_left_to_a_new_process_of_its_own() -> None:
+def test_an_era_that_came_meanwhile_has_a_new_process_made_ready_before_anything_changes() -> None:
     s = modern()
     s.swap()
     s.open(2).expect(seat2=probe(3))
     s.client("B", initialize(1), legacy(2)).expect()
     s.open(1).expect(second=asked_to_initialize(4))
     s.second(greeting(4)).expect(second=[INITIALIZED, legacy(5)], B=greeting(1))
-    s.server(discovered(3), seat=2).expect()
-    assert s.client("B", legacy(3)).seats(NEED) == [3]
-    s.second(result(5)).expect(B=result(2))
-    s.open(3).expect(seat3=asked_to_initialize(6))
-    s.server(greeting(6), seat=3).expect(seat3=[INITIALIZED, legacy(7)])
+    out = s.server(discovered(3), seat=2)
+    out.expect()
+    assert (out.told(), out.seats(NEED)) == ([NEED], [3])
+    s.client("A", request(2)).expect(server=request(6))
+    s.client("B", legacy(3)).expect(second=legacy(7))
+    s.open(3).expect(seat3=asked_to_initialize(8))
+    out = s.server(greeting(8), seat=3)
+    out.expect(seat3=INITIALIZED)
+    assert sorted(out.seats(READY)) == [2, 3]
+    s.client("A", request(3)).expect(seat2=request(9))
+    s.client("B", legacy(4)).expect(seat3=legacy(10))
+    s.second(result(5), result(7)).expect(B=[result(2), result(3)])
+    s.server(result(6)).expect(A=result(2))
     assert sorted(s.wait(0.1).seats(RETIRE)) == [0, 1]
+
+
+TOOLS: Json = {"toolsListChanged": True}
+
+
+def modern_away_and_legacy_to_be_replaced() -> Scenario:
+    """A has a listen, and its server has died; upstream ids go on with 5."""
+    s = both()
+    s.client("A", listen(2, **TOOLS)).expect(server=listen(4, **TOOLS))
+    s.server(acknowledged(4, **TOOLS)).expect(A=acknowledged(2, **TOOLS))
+    s.crash().expect()
+    assert s.swap().seats(NEED) == [2]  # in place of the legacy one, the only one that is served
+    return s
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_server_that_was_away_at_the_sighup_and_is_back_serves_until_there_is_a_new_one(
+    early: bool,
+) -> None:
+    """Hazard: it was stopped with the replaced one, and nothing was ready to take its place."""
+    s = modern_away_and_legacy_to_be_replaced()
+    if early:
+        s.open(0).expect(server=probe(5))
+    s.open(2).expect(seat2=asked_to_initialize(6 if early else 5))
+    if not early:
+        s.open(0).expect(server=probe(6))
+    s.server(discovered(5 if early else 6)).expect(server=listen(7, **TOOLS))
+    s.server(acknowledged(7, **TOOLS)).expect(A=changed(2))
+    out = s.server(greeting(6 if early else 5), seat=2)
+    out.expect(seat2=INITIALIZED)
+    assert (out.told(), out.seats(NEED)) == ([NEED], [3])
+    s.server(changed(7)).expect(A=changed(2))
+    s.open(3).expect(seat3=probe(8))
+    out = s.server(discovered(8), seat=3)
+    out.expect(server=moved(7), seat3=listen(9, **TOOLS), B=LIST_CHANGED)
+    assert sorted(out.seats(READY)) == [2, 3]
+    s.server(acknowledged(9, **TOOLS), seat=3).expect(A=changed(2))
+    assert s.router.seats == (2, 3)
+
+
+def test_who_waits_for_a_server_that_is_not_back_at_the_swap_waits_for_a_new_one() -> None:
+    s = modern_away_and_legacy_to_be_replaced()
+    s.open(2).expect(seat2=asked_to_initialize(5))
+    s.open(0).expect(server=probe(6))
+    out = s.server(greeting(5), seat=2)
+    out.expect(seat2=INITIALIZED, B=LIST_CHANGED)
+    assert (SWAPPED in out.told(), out.seats(NEED)) == (True, [3])
+    s.server(discovered(6)).expect()
+    s.open(3).expect(seat3=probe(7))
+    s.server(discovered(7), seat=3).expect(seat3=listen(8, **TOOLS))
+    s.server(acknowledged(8, **TOOLS), seat=3).expect(A=changed(2))
+
+
+def test_an_era_that_came_meanwhile_and_is_not_served_by_a_new_process_leaves_both_old_ones() -> None:
+    s = modern()
+    s.swap()
+    s.open(2).expect(seat2=probe(3))
+    s.client("B", initialize(1)).expect()
+    s.open(1).expect(second=asked_to_initialize(4))
+    s.second(greeting(4)).expect(second=INITIALIZED, B=greeting(1))
+    s.server(discovered(3), seat=2).expect()
+    out = s.exhaust(3)
+    assert (out.told(), out.seats(RETIRE)) == ([RETIRE, FAILED], [2])
+    s.client("B", legacy(2)).expect(second=legacy(5))
+    unchanged(s, out, "cannot be started", 6, both=True)
 
 
 @pytest.mark.parametrize("answer", [greeting(3), error(3)])
@@ -578,7 +652,7 @@ def test_an_old_process_that_was_still_being_asked_may_stay_silent() -> None:
 # -- it fails
 
 
-def unchanged(s: Scenario, out: Outcome, why: str, up: int) -> None:
+def unchanged(s: Scenario, out: Outcome, why: str, up: int, *, both: bool = False) -> None:
     """A swap has failed: the old process goes on, and the reason was told once."""
     [notice] = [notice for notice in out.notices if notice.kind is FAILED]
     assert why in notice.detail.decode()
@@ -588,7 +662,8 @@ def unchanged(s: Scenario, out: Outcome, why: str, up: int) -> None:
     s.client("A", request(77)).expect(server=request(up))
     s.server(result(up)).expect(A=result(77))
     # The next one may do better.
-    swapped(s, up + 1, 4).expect()
+    if not both:
+        swapped(s, up + 1, 4).expect()
 
 
 def test_a_new_process_that_exits_leaves_the_old_one() -> None:
@@ -778,9 +853,79 @@ def test_a_server_that_is_served_just_before_the_new_process_runs_hands_over() -
     s.swap()
     s.server(discovered(1)).expect(server=request(2))
     s.client("A", listen(2, toolsListChanged=True)).expect(server=listen(3, toolsListChanged=True))
-    s.open(2).expect(server=moved(3), seat2=probe(4))
+    s.open(2).expect(seat2=probe(4))
     s.server(result(2)).expect(A=result(1))
-    s.server(discovered(4), seat=2).expect(seat2=listen(5, toolsListChanged=True))
+    s.client("A", request(3)).expect(server=request(5))
+    s.server(discovered(4), seat=2).expect(server=moved(3), seat2=listen(6, toolsListChanged=True))
+    s.server(result(5)).expect(A=result(3))
+
+
+def test_both_eras_that_are_served_just_before_the_new_process_runs_hand_over() -> None:
+    s = auto()
+    s.client("A", request(1)).expect(server=probe(1))
+    s.swap()
+    s.server(discovered(1)).expect(server=request(2))
+    s.client("B", initialize(1)).expect()
+    s.open(1).expect(second=asked_to_initialize(3))
+    s.second(greeting(3)).expect(second=INITIALIZED, B=greeting(1))
+    out = s.open(2)
+    out.expect(seat2=probe(4))
+    assert (out.told(), out.seats(NEED)) == ([NEED], [3])
+    s.server(discovered(4), seat=2).expect()
+    s.open(3).expect(seat3=asked_to_initialize(5))
+    assert SWAPPED in s.server(greeting(5), seat=3).told()
+
+
+# -- the old one cannot be kept alive meanwhile
+
+
+def test_who_waits_for_a_server_that_is_given_up_during_the_swap_waits_for_the_new_one() -> None:
+    s = modern()
+    s.swap()
+    s.crash().expect()
+    s.client("A", request(2), listen(3, toolsListChanged=True)).expect()
+    assert s.exhaust().told() == []
+    assert s.router.replacing
+    s.open(2).expect(seat2=probe(3))
+    s.server(discovered(3), seat=2).expect(seat2=[request(4), listen(5, toolsListChanged=True)])
+    assert not s.router.replacing
+
+
+def test_who_waits_for_a_server_that_never_was_ready_waits_for_the_new_one() -> None:
+    s = auto()
+    s.client("A", initialize(1)).expect(server=asked_to_initialize(1))
+    s.crash().expect()
+    s.swap()
+    assert s.exhaust().told() == []
+    s.open(2).expect(seat2=asked_to_initialize(2))
+    s.server(greeting(2), seat=2).expect(seat2=INITIALIZED, A=greeting(1))
+
+
+def test_an_era_that_the_swap_does_not_bring_is_refused_when_its_server_is_given_up() -> None:
+    s = modern()
+    assert s.client("B", initialize(1)).seats(NEED) == [1]
+    s.swap()
+    out = s.exhaust(1)
+    out.expect(B=not_served(1, Era.LEGACY, "2026-07-28"))
+    assert out.told() == [NoticeKind.ERA_REFUSED]
+
+
+# -- many
+
+
+def test_of_many_old_processes_that_still_answer_the_oldest_is_stopped() -> None:
+    s = modern()
+    up, seat = 3, 0
+    for number in range(MAX_DRAINING + 1):
+        s.client("A", request(10 + number)).expect(**{f"seat{seat}" if seat else "server": request(up)})
+        assert s.wait(0.1).seats(RETIRE) == []
+        swapped(s, up + 1, seat + 2).expect()
+        up, seat = up + 2, seat + 2
+    assert s.wait(0.1).seats(RETIRE) == [0]
+    assert s.wait(0.1).seats(RETIRE) == []
+    s.crash().expect(A=refusal(-31001, "server_exited", id=10, delivered=True))
+    s.server(result(5), seat=2).expect(A=result(11))
+    assert s.wait(0.1).seats(RETIRE) == [2]
 
 
 def test_one_more_is_remembered_while_nobody_is_served() -> None:
