@@ -34,10 +34,12 @@ if TYPE_CHECKING:
     Id: TypeAlias = int | str | Raw
     Params: TypeAlias = Members | Raw | UnsetType | None
     Token: TypeAlias = bytes | UnsetType
+    Reported: TypeAlias = int | Raw
 else:
     Id = int | str
     Params = Members | UnsetType | None
     Token = Raw | UnsetType
+    Reported = int
 
 # JSON-RPC's own codes.
 PARSE_ERROR: Final = -32700
@@ -127,6 +129,28 @@ class PlainCall(Call, gc=False, omit_defaults=True, forbid_unknown_fields=True):
         return Call(self.jsonrpc, self.id, self.method, members)  # type: ignore[arg-type]  # what is left
 
 
+class Report(Struct, gc=False, omit_defaults=True, forbid_unknown_fields=True):
+    """The `params` of an ordinary progress notification."""
+
+    token: Reported = field(name=PROGRESS_TOKEN)
+    """The upstream id, and then the client's own token."""
+    progress: Raw | UnsetType = UNSET
+    total: Raw | UnsetType = UNSET
+    message: Raw | UnsetType = UNSET
+
+
+class PlainMessage(Message, gc=False, omit_defaults=True, forbid_unknown_fields=True):
+    """What most messages of a server are: responses, progress, and what has no `params`."""
+
+    params: Report | UnsetType | None = UNSET  # type: ignore[assignment]  # see `as_message`
+
+    def as_message(self) -> Message:
+        """The same with the members of its `params` by name."""
+        params = self.params
+        members = decode_members(encoder.encode(params)) if type(params) is Report else params
+        return Message(self.jsonrpc, self.id, self.method, members, self.result, self.error)  # type: ignore[arg-type]  # what is left
+
+
 class Meta(Struct, gc=False):
     """What the bridge reads of a request's `params._meta`; every other member is skipped."""
 
@@ -160,6 +184,7 @@ class Refusal(Struct, frozen=True):
 _Envelope = TypeVar("_Envelope", bound=Call)
 
 encoder: Final = msgspec.json.Encoder()
+_plain_messages: Final = msgspec.json.Decoder(PlainMessage)
 _messages: Final = msgspec.json.Decoder(Message)
 _calls: Final = msgspec.json.Decoder(Call)
 _plain_calls: Final = msgspec.json.Decoder(PlainCall)
@@ -169,7 +194,6 @@ _decode_scalar: Final[Callable[[bytes], int | str]] = msgspec.json.Decoder(int |
 _decode_text: Final = msgspec.json.Decoder(str).decode
 _decode_meta: Final = msgspec.json.Decoder(Meta).decode
 _decode_plain_meta: Final = msgspec.json.Decoder(PlainMeta).decode
-decode_int: Final = msgspec.json.Decoder(int).decode
 
 _ENVELOPE: Final = frozenset({"jsonrpc", "id", "method", "params", "result", "error"})
 
@@ -266,6 +290,10 @@ class Codec:
         or `id` of an unusual type or length, with exactly one message on it.
         """
         return self._decode(block, _messages)
+
+    def decode_plain_block(self, block: Block) -> Sequence[Message] | None:
+        """Decode as `decode_block` does, if all are `PlainMessage`; None otherwise."""
+        return self._decode(block, _plain_messages)
 
     def decode_calls(self, block: Block) -> list[Call] | None:
         """Decode a block of a client's plain lines at once: see `decode_block`. A response is not plain."""

@@ -93,6 +93,7 @@ class Outbox:
         outputs: list[Output] = []
         encode_lines = encoder.encode_lines
         common: list[Call | Raw] | None = None
+        common_piece = b""
         for lane in self.touched:
             out = lane.out
             if out:
@@ -101,8 +102,10 @@ class Outbox:
                     lane.odd = False
                 elif type(out[0]) is not Raw:
                     piece = encode_lines(out)
-                elif out != common:  # what is fanned out is encoded once, and written as one object
-                    piece = encode_lines(out)
+                elif out == common:  # what is fanned out is encoded once, and written as one object
+                    piece = common_piece
+                else:
+                    piece = common_piece = encode_lines(out)
                     common = out
                 outputs.append((lane.key, piece))
                 lane.out = []
