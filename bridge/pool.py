@@ -13,9 +13,9 @@ from typing import Final, Protocol
 
 from bridge.child import Child, kill_unless_stopped
 from bridge.config import Settings
+from bridge.core.codec import Codec
 from bridge.core.era import INITIALIZE
 from bridge.core.isolated import Isolated
-from bridge.core.jsonrpc import Codec
 from bridge.core.outbox import Control, Key, Output
 from bridge.core.pace import Pace
 from bridge.core.sorting import Sorted, Sorter

@@ -12,7 +12,8 @@ from typing import NewType, TypeAlias
 
 from msgspec import Raw
 
-from bridge.core.jsonrpc import Call, Codec, OddMessage, encoder
+from bridge.core.codec import Codec
+from bridge.core.jsonrpc import Call, OddMessage, encoder
 
 Key = NewType("Key", int)
 """Names one client connection or one child. Never used again while the bridge lives."""

@@ -15,6 +15,7 @@ from typing import Final
 from msgspec import UNSET, Raw
 
 from bridge.core import jsonrpc
+from bridge.core.codec import salvage_id
 from bridge.core.downstream import CANCELLED, Downstream
 from bridge.core.era import AWAITING_GREETING, Phase
 from bridge.core.framing import Block, OverlongEnd, OverlongStart
@@ -29,7 +30,6 @@ from bridge.core.jsonrpc import (
     Refusal,
     decode_members,
     plain_integer,
-    salvage_id,
 )
 from bridge.core.legacy import LegacySessions
 from bridge.core.seats import Seats

@@ -196,7 +196,7 @@ BREAKAGES: Final = (
     _breakage(
         "a CR is passed on",
         "server-saw",
-        ("core/jsonrpc.py", 'line = line.replace(b"\\r", b" ").strip(_BLANK)', "line = line.strip(_BLANK)"),
+        ("core/codec.py", 'line = line.replace(b"\\r", b" ").strip(_BLANK)', "line = line.strip(_BLANK)"),
     ),
     _breakage(
         "progress goes to some client",

@@ -7,7 +7,8 @@ import json
 import pytest
 from msgspec import Raw
 
-from bridge.core.jsonrpc import Codec, Message, OddMessage
+from bridge.core.codec import Codec
+from bridge.core.jsonrpc import Message, OddMessage
 from bridge.core.outbox import Control, Key, Lane, Outbox
 
 CODEC = Codec(b"0123456789abcdef")
