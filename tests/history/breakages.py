@@ -203,9 +203,9 @@ BREAKAGES: Final = (
         "stray-progress",
         (
             "core/upstream.py",
-            "                            params[PROGRESS_TOKEN] = Raw(token)\n",
-            "                            client = next(iter(self._tables.clients.values()))\n"
-            "                            params[PROGRESS_TOKEN] = Raw(token)\n",
+            "                    report.token = Raw(token)\n",
+            "                    client = next(iter(self._tables.clients.values()))\n"
+            "                    report.token = Raw(token)\n",
         ),
         (
             "core/upstream.py",
@@ -217,7 +217,7 @@ BREAKAGES: Final = (
     _breakage(
         "progress carries the bridge's token",
         "wrong-id",
-        ("core/upstream.py", "                            params[PROGRESS_TOKEN] = Raw(token)\n", ""),
+        ("core/upstream.py", "                    report.token = Raw(token)\n", ""),
         (
             "core/upstream.py",
             "        params[PROGRESS_TOKEN] = Raw(token)\n        self._tables",
@@ -234,8 +234,8 @@ BREAKAGES: Final = (
         ),
         (
             "core/upstream.py",
-            "                        if entry is not None and (token := entry.token)",
-            "                        if entry is not None and decode_int(raw) % 5 and (token := entry.token)",
+            "                    and (token := entry.token)\n",
+            "                    and report.token % 5\n                    and (token := entry.token)\n",
         ),
     ),
     _breakage(
