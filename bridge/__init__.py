@@ -39,6 +39,7 @@
 | `lifecycle.py`, `signals.py` | when it ends: signals, the service manager, being PID 1 |
 | `notify.py`, `standing.py` | what systemd is told |
 | `watchdog.py`, `reaper.py` | a loop that hangs; orphans |
+| `insist.py` | steps that the event loop must not lose |
 | `logs.py`, `admin.py`, `tuning.py` | logs that never block; health; what is asked of the system |
 | `cli.py`, `options.py`, `config.py`, `address.py`, `errors.py` | command line, settings, addresses, errors |
 | `connect.py`, `demo*.py` | the other commands |

@@ -26,6 +26,7 @@ from bridge.core.router import Router
 from bridge.core.tables import NoticeKind
 from bridge.guard import Guard
 from bridge.hangup import HangupWatch
+from bridge.insist import insist
 from bridge.launcher import Launcher
 from bridge.lifecycle import Lifecycle
 from bridge.listener import Listener
@@ -271,14 +272,19 @@ class Hub:
         ends = [supervisor.stop(grace) for supervisor in self._supervisors.values()]
         if self._pool is not None:
             ends.append(self._pool.stop(grace))
-        await asyncio.gather(*ends)
+        for fault in await asyncio.gather(*ends, return_exceptions=True):
+            if fault is not None:  # the guard sees to the processes
+                _log.error("a server was not stopped in order: a fault of the bridge", exc_info=fault)
         deadline = self._clock() + CLOSE_WAIT
         while self._connections and self._clock() < deadline and not self._life.hurried:
             await self._life.pause(0.01)
         for connection in list(self._connections.values()):
             connection.abort()
         if self._admin is not None:
-            await self._admin.close()
+            try:
+                await self._admin.close()
+            except Exception:
+                _log.exception("the health endpoint was not closed: a fault of the bridge")
         if self._guard is not None:
             self._guard.close()
         self.hangups.close()
@@ -328,7 +334,7 @@ class Hub:
             elif not self._flushing:
                 self._flushing = self._alone = True
                 self._collected = size
-                self._loop.call_soon(self._flush)
+                self._loop.call_soon(insist, self._loop, self._flush)
             else:
                 self._alone = False
                 self._collected += size
@@ -396,16 +402,20 @@ class Hub:
             self._router.server_blocked(port.key)
 
     def server_writable(self, seat: int) -> None:
-        self._pump(self._children[seat])
+        port = self._children.get(seat)
+        if port is not None:
+            self._pump(port)
 
     def server_ended(self, seat: int, child: Child) -> None:
-        port = self._children[seat]
+        port = self._children.get(seat)
+        if port is None:
+            return  # it was never known here, or this is said once more
         exited = child.status is not None and child.status >= 0
         self._deliver(self._router.server_closed(port.key, self._clock(), exited=exited, unread=child.unread))
         del self._ports[port.key]
         del self._children[seat]
         if seat not in self._router.seats:
-            self._loop.call_soon(self._tidy)
+            self._loop.call_soon(insist, self._loop, self._tidy)
         if seat in self._router.seats:
             self._last_end = child.describe_status()
         self._report()
@@ -529,11 +539,14 @@ class Hub:
 
     def _tick(self) -> None:
         self._ticking = False
-        self._deliver(self._router.tick(self._clock()))
         pool = self._pool
-        if pool is not None:
-            pool.tick()
-        self._memory.enforce()
+        try:
+            self._deliver(self._router.tick(self._clock()))
+            if pool is not None:
+                pool.tick()
+            self._memory.enforce()
+        except Exception:
+            _log.exception("a tick was lost: a fault of the bridge")
         if self._memory.needs_tick or self._router.needs_tick or (pool is not None and pool.needs_tick):
             self._tick_soon()
 

@@ -14,6 +14,8 @@ import os
 import signal
 from typing import Final
 
+from bridge.insist import insist
+
 logger = logging.getLogger("bridge")
 
 LOOK_AGAIN_S: Final = 0.1
@@ -57,7 +59,7 @@ class Reaper:
         # Between any two instructions of the main thread: not the moment to do anything.
         if not self._called:
             self._called = True
-            self._loop.call_soon_threadsafe(self.reap)
+            self._loop.call_soon_threadsafe(insist, self._loop, self.reap)
 
     def reap(self) -> None:
         """Wait for every orphan that has ended; the bridge's own children are left alone."""
@@ -79,4 +81,4 @@ class Reaper:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(found.si_pid, 0)
             logger.debug("an orphan (pid %d) was reaped", found.si_pid)
-        self._later = self._loop.call_later(LOOK_AGAIN_S, self.reap)
+        self._later = self._loop.call_later(LOOK_AGAIN_S, insist, self._loop, self.reap)
