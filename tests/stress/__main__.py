@@ -63,8 +63,8 @@ async def turns(options: argparse.Namespace) -> None:
         for transport in ("unix", "tcp"):
             for era in ("modern", "legacy"):
                 way = Way(transport, era)
-                overtaken = await take_turns(way, Path(name), flood=400, quiet=40)
-                tell(f"{way}: {overtaken} of 400 requests of a flood came before the last of 40 others")
+                overtaken = await take_turns(way, Path(name), flood=400, quiet=12)
+                tell(f"{way}: {overtaken} of 400 requests of a flood came before the last of 12 others")
                 for sharing in ("shared", "isolated"):
                     way = Way(transport, era, sharing)
                     await cancel_first(way, Path(name))
