@@ -8,11 +8,12 @@
 | module | what it owns |
 |---|---|
 | `core/framing.py` | bytes to lines: limits, nothing searched twice |
-| `core/jsonrpc.py` | the envelope: fast path, careful path, refusals, the bridge's own lines |
+| `core/jsonrpc.py`, `core/codec.py` | the envelope; bytes to messages: fast path, careful path, refusals |
 | `core/glance.py` | nesting and ids, from bytes that are not decoded |
 | `core/inflight.py`, `core/waiting.py` | upstream id to whose request; the queues of what is not sent yet |
 | `core/subscriptions.py`, `core/listens.py` | which clients hold which upstream listen; how these look |
 | `core/downstream.py`, `core/upstream.py` | the decisions for each line, from clients and from the server |
+| `core/names.py` | names that are translated, and those that look like them |
 | `core/era.py`, `core/seats.py` | the first words to a child; which child serves which era |
 | `core/legacy.py` | one legacy session shared by many clients |
 | `core/accounts.py`, `core/resources.py`, `core/levels.py`, `core/tasks.py` | what each of them holds of it |
@@ -35,10 +36,12 @@
 | `launcher.py` | with what each server process is started |
 | `supervisor.py` | carries out what the restart policy decides |
 | `pool.py`, `turns.py` | server processes of clients that have one each, and spare ones; who waits for one |
+| `memory.py`, `news.py` | all buffers together, within bounds; what the core noticed, for the log |
 | `hub.py` | joins all of these; the running bridge |
 | `lifecycle.py`, `signals.py` | when it ends: signals, the service manager, being PID 1 |
 | `notify.py`, `standing.py` | what systemd is told |
 | `watchdog.py`, `reaper.py` | a loop that hangs; orphans |
+| `insist.py` | steps that the event loop must not lose |
 | `logs.py`, `warn.py`, `admin.py`, `tuning.py` | logs that never block; health; what is asked of the system |
 | `cli.py`, `options.py`, `config.py`, `address.py`, `errors.py` | command line, settings, addresses, errors |
 | `connect.py`, `demo*.py` | the other commands |

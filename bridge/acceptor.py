@@ -51,7 +51,12 @@ class Acceptor:
 
     async def _serve(self, listener: Listener) -> asyncio.AbstractServer:
         def accept() -> asyncio.Protocol:
-            return self._accept(listener)
+            try:
+                return self._accept(listener)
+            except Exception:
+                # libuv would never accept again where one connection was left standing.
+                _log.exception("a client was turned away: a fault of the bridge")
+                return TurnedAway()
 
         if listener.address.kind == "tcp":
             return await self._loop.create_server(accept, sock=listener.sock, backlog=BACKLOG)
@@ -69,6 +74,7 @@ class Acceptor:
             server.close()
 
     def _check_paths(self) -> None:
+        self._timer = self._loop.call_later(PATH_CHECK, self._check_paths)
         for listener in self._listeners:
             if listener.in_place():
                 self._missing.discard(listener)
@@ -78,4 +84,10 @@ class Acceptor:
                     "%s was deleted, moved or replaced: nobody can connect there; restart the bridge",
                     listener.address,
                 )
-        self._timer = self._loop.call_later(PATH_CHECK, self._check_paths)
+
+
+class TurnedAway(asyncio.Protocol):
+    """A connection that is closed as it comes."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()

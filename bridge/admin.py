@@ -20,6 +20,7 @@ import msgspec
 from aiohttp import hdrs, web
 from aiohttp.http import HttpProcessingError
 
+from bridge.acceptor import TurnedAway
 from bridge.address import Address
 from bridge.listener import Listener, open_listener, peer_allowed
 
@@ -106,9 +107,11 @@ class AdminServer:
             _log.warning("the health endpoint did not stop in time")
 
     def _connection(self) -> asyncio.Protocol:
-        if len(self._web.connections) >= MAX_CONNECTIONS:
-            return _Refusal()
-        return self._web()
+        try:
+            return TurnedAway() if len(self._web.connections) >= MAX_CONNECTIONS else self._web()
+        except Exception:  # libuv would never accept again where one connection was left standing
+            _log.exception("a request for the state was turned away: a fault of the bridge")
+            return TurnedAway()
 
     async def _handle(self, request: web.BaseRequest) -> web.Response:
         """Answer one request; the connection is closed after it, so that none can be kept busy."""
@@ -145,13 +148,6 @@ class AdminServer:
         transport = request.transport
         conn = None if transport is None else transport.get_extra_info("socket")
         return conn is not None and peer_allowed(self._listeners[0], conn)
-
-
-class _Refusal(asyncio.Protocol):
-    """A connection beyond the bound: closed as it comes."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport.close()
 
 
 def _json(status: int, body: dict[str, object]) -> web.Response:

@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from bridge.errors import SpawnError
+from bridge.insist import insist
 from bridge.outputs import PipeReader, StderrLines, drain
 from bridge.process import ExitWatch, Started, start_guarded
 from bridge.reaper import release
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from bridge.guard import Guard
     from bridge.hangup import HangupWatch
 
-__all__ = ["Child", "ChildOwner", "spawn"]
+__all__ = ["Child", "ChildOwner", "kill_unless_stopped", "spawn"]
 
 logger = logging.getLogger("bridge")
 
@@ -178,7 +179,7 @@ class Child:
             return
         self._signal(signal.SIGKILL)
         if self._kill_timer is None:
-            self._kill_timer = self._loop.call_later(KILL_PATIENCE_S, self._settle)
+            self._kill_timer = self._loop.call_later(KILL_PATIENCE_S, insist, self._loop, self._settle)
 
     # --- Starting
 
@@ -222,7 +223,7 @@ class Child:
         """Nobody wants this child: end it, and tell nobody."""
         self._owner = _Nobody()
         self.kill()
-        connecting.add_done_callback(lambda _: self._begin())
+        connecting.add_done_callback(lambda _: insist(self._loop, self._begin))
 
     # --- Noticing
 
@@ -251,11 +252,7 @@ class Child:
         try:
             self._owner.child_data(self, data)
         except Exception:
-            # Messages in `data` are lost now, and who waits for them would wait for ever. The end of the
-            # child settles all of them.
-            logger.exception("bug: what the server wrote could not be handled; killing the server")
-            self._cause = "met a bug of the bridge"
-            self.kill()
+            self._fail()
 
     def _stdout_end(self) -> None:
         self._stdout_over = True
@@ -274,11 +271,23 @@ class Child:
         self._review()
 
     def stdin_full(self) -> None:
-        self._owner.child_blocked(self)
+        try:
+            self._owner.child_blocked(self)
+        except Exception:
+            self._fail()
 
     def stdin_flows(self) -> None:
-        if not self.ending:
-            self._owner.child_writable(self)
+        try:
+            if not self.ending:
+                self._owner.child_writable(self)
+        except Exception:
+            self._fail()
+
+    def _fail(self) -> None:
+        """What was on its way is lost, and who waits for it would wait for ever: its end settles them all."""
+        logger.exception("bug: the server is killed, since what it takes or writes could not be handled")
+        self._cause = "met a bug of the bridge"
+        self.kill()
 
     # --- Ending
 
@@ -294,10 +303,10 @@ class Child:
             # with a status of its own.
             self._stdin.drop()
             if self._drain_timer is None:
-                self._drain_timer = self._loop.call_later(DRAIN_S, self._finish)
+                self._drain_timer = self._loop.call_later(DRAIN_S, insist, self._loop, self._finish)
         elif self._stdout_over and not stopping and self._eof_timer is None:
             # While it stops it may take its time over what it does after closing stdout: `stop` bounds it.
-            self._eof_timer = self._loop.call_later(EOF_PATIENCE_S, self._finish)
+            self._eof_timer = self._loop.call_later(EOF_PATIENCE_S, insist, self._loop, self._finish)
 
     def _begin_stop(self, grace: float) -> None:
         term_at = self._loop.time() + grace
@@ -309,12 +318,12 @@ class Child:
         if not self._exited:  # it had lost its stdin: from now on the deadlines of `stop` hold
             _cancel(self._drain_timer)
             self._drain_timer = None
-        self._stop_timer = self._loop.call_at(term_at, self._terminate)
+        self._stop_timer = self._loop.call_at(term_at, insist, self._loop, self._terminate)
 
     def _terminate(self) -> None:
         self._signal(signal.SIGTERM)
         self._stdin.drop()
-        self._stop_timer = self._loop.call_later(TERM_GRACE_S, self.kill)
+        self._stop_timer = self._loop.call_later(TERM_GRACE_S, insist, self._loop, self.kill)
 
     def _finish(self) -> None:
         """Stdout has been read for as long as it is owed."""
@@ -347,13 +356,9 @@ class Child:
         else:
             logger.error("the server process %d cannot be killed; it is given up", self.pid)
             self.status = -signal.SIGKILL
-        try:
-            self._owner.child_ended(self)
-        except Exception:
-            logger.exception("bug: the end of the server could not be handled")
-        finally:
-            if not self._ended.done():
-                self._ended.set_result(None)
+        insist(self._loop, self._owner.child_ended, self)
+        if not self._ended.done():
+            self._ended.set_result(None)
 
     def _reap(self) -> None:
         """Release the process id. Nothing may be sent to the group from then on."""
@@ -418,8 +423,15 @@ async def spawn(
     except Exception as error:
         child._abandon(connecting)
         raise SpawnError(f"the pipes of the server cannot be watched: {error}") from error
-    child._loop.call_soon(child._begin)  # not at once: this returns to its caller first
+    child._loop.call_soon(insist, child._loop, child._begin)  # not at once: this returns to its caller first
     return child
+
+
+def kill_unless_stopped(child: Child, stopping: asyncio.Task[None]) -> None:
+    """To be called when `Child.stop` is over: if that failed, its caller would wait for the end for ever."""
+    if not stopping.cancelled() and stopping.exception() is not None:
+        logger.error("bug: a server could not be stopped; killing it", exc_info=stopping.exception())
+        insist(child._loop, child.kill)
 
 
 class _Nobody:

@@ -13,6 +13,7 @@ from typing import Final, Protocol, cast
 
 from bridge.core.outbox import Control, Key
 from bridge.hangup import HangupWatch, hung_up
+from bridge.insist import insist
 from bridge.listener import Listener, peer_allowed, prepare_connection
 
 _log = logging.getLogger("bridge.client")
@@ -144,17 +145,20 @@ class ClientConnection(asyncio.Protocol):
     def eof_received(self) -> bool:
         if self.key is None or self._closing:
             return False
-        if self._gone or (self._fd >= 0 and hung_up(self._fd)):
-            self.abort()
-            return False
-        self._half_closed = True
         try:
+            if self._gone or (self._fd >= 0 and hung_up(self._fd)):
+                self.abort()
+                return False
+            self._half_closed = True
             self._owner.client_eof(self.key)
         except Exception:
             self._fail()
         return True  # it may still read: closing is the owner's to say
 
     def connection_lost(self, exc: Exception | None) -> None:
+        insist(asyncio.get_running_loop(), self._lost)
+
+    def _lost(self) -> None:
         if self._fd >= 0:
             self._owner.hangups.forget(self._fd, self._hung_up)
             self._fd = -1
@@ -162,17 +166,17 @@ class ClientConnection(asyncio.Protocol):
             self._timer.cancel()
             self._timer = None
         self._end()
-        try:
-            self._owner.client_lost(self)
-        except Exception:
-            _log.exception("the end of client %s was not settled", self.key)
         self._transport = None
+        self._owner.client_lost(self)
 
     def pause_writing(self) -> None:
-        self.congested = True
-        if not self._closing:
-            self.send = self._send_watched
-        self._owner.client_congested(self)
+        try:
+            self.congested = True
+            if not self._closing:
+                self.send = self._send_watched
+            self._owner.client_congested(self)
+        except Exception:
+            self._fail()
 
     def resume_writing(self) -> None:
         self.congested = False
@@ -221,10 +225,12 @@ class ClientConnection(asyncio.Protocol):
     def abort(self) -> None:
         """Cut the connection now; what was not read is lost."""
         self._end()
-        if self.key is not None:
-            self._owner.client_gone(self.key)
-        if self._transport is not None:
-            self._transport.abort()
+        try:
+            if self.key is not None:
+                self._owner.client_gone(self.key)
+        finally:
+            if self._transport is not None:
+                self._transport.abort()
 
     # --- Inside
 
@@ -248,14 +254,14 @@ class ClientConnection(asyncio.Protocol):
     def _hung_up(self) -> None:
         """Both directions are closed by the peer. What it wrote before may not have been read yet."""
         self._fd = -1  # the watch calls once, and has forgotten the descriptor by now
-        if self._closing:
-            self.abort()
-            return
-        self._gone = True
-        if self._paused or self.key is None:
-            self.abort()
-        else:
-            self._set_timer(HANGUP_GRACE)
+        try:
+            self._gone = True
+            if self._closing or self._paused or self.key is None:
+                self.abort()
+            else:
+                self._set_timer(HANGUP_GRACE)
+        except Exception:
+            self._fail()
 
     def _yield_turn(self) -> None:
         """Let the others be read before more is read from here."""
@@ -264,7 +270,8 @@ class ClientConnection(asyncio.Protocol):
         if self._turn_owed or not self._paused:
             self._yielding = True
             self._transport.pause_reading()
-            asyncio.get_running_loop().call_soon(self._take_turn)
+            loop = asyncio.get_running_loop()
+            loop.call_soon(insist, loop, self._take_turn)
 
     def _take_turn(self) -> None:
         self._yielding = False
@@ -280,7 +287,8 @@ class ClientConnection(asyncio.Protocol):
     def _set_timer(self, seconds: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(seconds, self.abort)
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(seconds, insist, loop, self.abort)
 
     def _fail(self) -> None:
         _log.exception("client %s was cut: a fault of the bridge", self.key)

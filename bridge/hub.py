@@ -25,13 +25,16 @@ from bridge.core.outbox import Control, Key, Output
 from bridge.core.router import Router
 from bridge.core.tables import NoticeKind
 from bridge.hangup import HangupWatch
+from bridge.insist import insist
 from bridge.launcher import Launcher
 from bridge.lifecycle import Lifecycle
 from bridge.listener import Listener
 from bridge.logs import LogWriter, RateLimit, StderrRelay, printable
+from bridge.memory import Memory
+from bridge.news import News
 from bridge.standing import standing
 from bridge.supervisor import Supervisor
-from bridge.tuning import give_memory_back, most_connections
+from bridge.tuning import most_connections
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,24 +55,6 @@ CLOSE_WAIT: Final = 1.0
 
 COLLECTED: Final = 64 * 1024
 """What clients write in one turn of the event loop goes to the server at once, up to this many bytes."""
-
-UNCHECKED: Final = 4 * 1024 * 1024
-"""How many bytes may come in before all buffers are added up, whether anybody is slow to read or not."""
-
-SWOLLEN: Final = 32 * 1024 * 1024
-"""When all buffers together have held more than so many bytes, the memory is given back once they are empty:
-the allocator would keep what lies below anything that is still in use."""
-
-LEVELS: Final = {
-    NoticeKind.ERA_REFUSED: logging.INFO,
-    NoticeKind.SHARED_SESSION: logging.INFO,
-    NoticeKind.NOISE: logging.WARNING,
-    NoticeKind.BAD_LINE: logging.WARNING,
-    NoticeKind.CLIENT_CUT: logging.WARNING,
-    NoticeKind.SERVER_REQUEST: logging.WARNING,
-    NoticeKind.SUBSCRIPTION_LOST: logging.WARNING,
-    NoticeKind.AMBIGUOUS_LOG: logging.INFO,
-}
 
 
 class Port(Protocol):
@@ -124,19 +109,19 @@ class Hub:
         self._attention = self._router.attention
         self._ports: dict[Key, Port] = {}
         self._connections: dict[Key, ClientConnection] = {}
-        self._congested: dict[Key, ClientConnection] = {}
-        self._unchecked = 0
+        self._memory = Memory(
+            settings.max_buffered, self._connections, self._held_for, self._held_else, self._tick_soon
+        )
         self._crowded = False
         self._collected = 0
         self._flushing = False
         self._alone = False
-        self._swollen = False
         self._last_key = 0
         self._children: dict[int, ServerPort] = {}
         self._ever_ready = False
         most = most_connections()
         self._max_clients = settings.max_clients if most is None else min(settings.max_clients, most)
-        self._limits: dict[NoticeKind, RateLimit] = {kind: RateLimit(1.0, 5.0) for kind in NoticeKind}
+        self._news = News()
         self._ticking = False
         self._refusals = RateLimit(1.0, 5.0)
         self._life = Lifecycle(self._replace_servers)
@@ -290,14 +275,19 @@ class Hub:
         ends = [supervisor.stop(grace) for supervisor in self._supervisors.values()]
         if self._pool is not None:
             ends.append(self._pool.stop(grace))
-        await asyncio.gather(*ends)
+        for fault in await asyncio.gather(*ends, return_exceptions=True):
+            if fault is not None:  # the guard sees to the processes
+                _log.error("a server was not stopped in order: a fault of the bridge", exc_info=fault)
         deadline = self._clock() + CLOSE_WAIT
         while self._connections and self._clock() < deadline and not self._life.hurried:
             await self._life.pause(0.01)
         for connection in list(self._connections.values()):
             connection.abort()
         if self._admin is not None:
-            await self._admin.close()
+            try:
+                await self._admin.close()
+            except Exception:
+                _log.exception("the health endpoint was not closed: a fault of the bridge")
         if self._start.guard is not None:
             self._start.guard.close()
         self.hangups.close()
@@ -347,13 +337,11 @@ class Hub:
             elif not self._flushing:
                 self._flushing = self._alone = True
                 self._collected = size
-                self._loop.call_soon(self._flush)
+                self._loop.call_soon(insist, self._loop, self._flush)
             else:
                 self._alone = False
                 self._collected += size
-        self._unchecked += size
-        if self._unchecked > UNCHECKED:
-            self._check_buffers()
+        self._memory.came(size)
 
     def _flush(self) -> None:
         """All that could be read in this turn of the event loop has been."""
@@ -381,13 +369,12 @@ class Hub:
         if key is not None:
             self._ports.pop(key, None)
             self._connections.pop(key, None)
-            self._congested.pop(key, None)
+            self._memory.forget(key)
             self.client_gone(key)
 
     def client_congested(self, connection: ClientConnection) -> None:
         if connection.key is not None:
-            self._congested[connection.key] = connection
-            self._tick_soon()
+            self._memory.congested(connection.key, connection)
 
     # --- From the server
 
@@ -407,9 +394,7 @@ class Hub:
         if len(outputs) > 1:
             self._crowded = True
         self._deliver(outputs)
-        self._unchecked += len(data)
-        if self._unchecked > UNCHECKED:
-            self._check_buffers()
+        self._memory.came(len(data))
         if not port.spoke and self._router.spoke(port.key):
             port.spoke = True
             self._supervisors[seat].spoke()
@@ -420,16 +405,20 @@ class Hub:
             self._router.server_blocked(port.key)
 
     def server_writable(self, seat: int) -> None:
-        self._pump(self._children[seat])
+        port = self._children.get(seat)
+        if port is not None:
+            self._pump(port)
 
     def server_ended(self, seat: int, child: Child) -> None:
-        port = self._children[seat]
+        port = self._children.get(seat)
+        if port is None:
+            return  # it was never known here, or this is said once more
         exited = child.status is not None and child.status >= 0
         self._deliver(self._router.server_closed(port.key, self._clock(), exited=exited, unread=child.unread))
         del self._ports[port.key]
         del self._children[seat]
         if seat not in self._router.seats:
-            self._loop.call_soon(self._tidy)
+            self._loop.call_soon(insist, self._loop, self._tidy)
         if seat in self._router.seats:
             self._last_end = child.describe_status()
         self._report()
@@ -542,12 +531,7 @@ class Hub:
             elif kind is NoticeKind.REPLACE_CHILD or kind is NoticeKind.RETIRE_CHILD:
                 self._supervisors[seat].replace(retire=kind is NoticeKind.RETIRE_CHILD)
             else:
-                limit = self._limits[kind]
-                dropped = limit.dropped
-                if limit.allow(now):
-                    more = f" (and {dropped} more of this kind)" if dropped else ""
-                    detail = printable(notice.detail)
-                    _log.log(LEVELS[kind], "%s%s: %s", kind.value, more, detail, extra={"key": notice.key})
+                self._news.tell(kind, notice.key, notice.detail, now)
 
     # --- Time
 
@@ -558,53 +542,20 @@ class Hub:
 
     def _tick(self) -> None:
         self._ticking = False
-        self._deliver(self._router.tick(self._clock()))
         pool = self._pool
-        if pool is not None:
-            pool.tick()
-        self._enforce()
-        if (
-            self._congested
-            or self._swollen
-            or self._router.needs_tick
-            or (pool is not None and pool.needs_tick)
-        ):
+        try:
+            self._deliver(self._router.tick(self._clock()))
+            if pool is not None:
+                pool.tick()
+            self._memory.enforce()
+        except Exception:
+            _log.exception("a tick was lost: a fault of the bridge")
+        if self._memory.needs_tick or self._router.needs_tick or (pool is not None and pool.needs_tick):
             self._tick_soon()
 
-    def _check_buffers(self) -> None:
-        """Bytes have come in: lines without an end, and queues, grow without anybody being slow to read."""
-        self._unchecked = 0
-        self._enforce()
-
-    def _buffered(self, key: Key) -> int:
+    def _held_for(self, key: Key) -> int:
         return self._router.buffered(key) + (0 if self._pool is None else self._pool.buffered(key))
 
-    def _enforce(self) -> None:
-        """Keep all buffers together within bounds: the client that holds most is cut."""
-        for key in [key for key, connection in self._congested.items() if not connection.congested]:
-            del self._congested[key]
-        limit = self._settings.max_buffered
-        while True:
-            held = {key: c.unread + self._buffered(key) for key, c in self._connections.items()}
-            total = sum(held.values()) + self._router.buffered_of_servers
-            total += sum(port.child.unsent for port in self._children.values())
-            if self._pool is not None:
-                total += self._pool.unsent
-            self._weigh(total)
-            if total <= limit or not held:
-                return
-            key = max(held, key=held.__getitem__)
-            if not held[key]:
-                return
-            _log.warning("client %d was cut: of %d bytes in all buffers it had %d", key, total, held[key])
-            self._connections.pop(key).abort()
-
-    def _weigh(self, total: int) -> None:
-        """Give memory back to the system when much was held and little is."""
-        if total > SWOLLEN:
-            self._swollen = True
-            self._tick_soon()
-        elif self._swollen and total < SWOLLEN // 4:
-            self._swollen = False
-            # Not from within: who was cut a moment ago still holds what it was to be sent.
-            self._loop.call_later(TICK, give_memory_back)
+    def _held_else(self) -> int:
+        unsent = sum(port.child.unsent for port in self._children.values())
+        return unsent + self._router.buffered_of_servers + (0 if self._pool is None else self._pool.unsent)

@@ -20,6 +20,7 @@ import os
 import signal
 from collections.abc import Callable
 
+from bridge.insist import insist
 from bridge.notify import Notifier
 from bridge.reaper import Reaper
 from bridge.watchdog import LoopWatchdog, stacks, task_stacks
@@ -50,11 +51,11 @@ class Lifecycle:
 
     def begin(self) -> None:
         """Answer to signals from now on, and be watched."""
-        add = self._loop.add_signal_handler
-        add(signal.SIGTERM, self._asked_to_stop, "SIGTERM")
-        add(signal.SIGINT, self._asked_to_stop, "SIGINT")
-        add(signal.SIGQUIT, self._asked_to_quit)
-        add(signal.SIGHUP, self._asked_to_replace)
+        add, loop = self._loop.add_signal_handler, self._loop
+        add(signal.SIGTERM, insist, loop, self._asked_to_stop, "SIGTERM")
+        add(signal.SIGINT, insist, loop, self._asked_to_stop, "SIGINT")
+        add(signal.SIGQUIT, insist, loop, self._asked_to_quit)
+        add(signal.SIGHUP, insist, loop, self._asked_to_replace)
         if os.getpid() == 1:
             self._reaper = Reaper(self._loop)
         self._watchdog.start()
@@ -120,5 +121,5 @@ class Lifecycle:
     def _feed(self) -> None:
         """Feed the service manager's watchdog: from the loop, so that it starves when the loop hangs."""
         if self.notifier.watchdog_s is not None:
+            self._feeding = self._loop.call_later(self.notifier.watchdog_s, insist, self._loop, self._feed)
             self.notifier.watchdog()
-            self._feeding = self._loop.call_later(self.notifier.watchdog_s, self._feed)

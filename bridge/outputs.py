@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable
 from typing import cast
 
+from bridge.insist import insist
 from bridge.pipes import PIPE_SIZE
 
 __all__ = ["PipeReader", "StderrLines", "drain"]
@@ -43,7 +44,8 @@ class PipeReader(asyncio.Protocol):
         transport = self._transport
         if len(data) >= TURN_BYTES and transport is not None and not transport.is_closing():
             transport.pause_reading()
-            asyncio.get_running_loop().call_soon(self._read_on)
+            loop = asyncio.get_running_loop()
+            loop.call_soon(insist, loop, self._read_on)
 
     def _read_on(self) -> None:
         if self._transport is not None and not self._transport.is_closing():

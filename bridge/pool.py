@@ -11,18 +11,20 @@ import logging
 from collections import OrderedDict
 from typing import Final, Protocol
 
-from bridge.child import Child
+from bridge.child import Child, kill_unless_stopped
 from bridge.config import Settings
+from bridge.core.codec import Codec
 from bridge.core.era import INITIALIZE
 from bridge.core.isolated import Isolated
-from bridge.core.jsonrpc import Codec
 from bridge.core.outbox import Control, Key, Output
 from bridge.core.pace import Pace
 from bridge.core.sorting import Sorted, Sorter
 from bridge.core.tables import NoticeKind
 from bridge.errors import SpawnError
+from bridge.insist import insist
 from bridge.launcher import Launcher
-from bridge.logs import RateLimit, printable
+from bridge.logs import printable
+from bridge.news import News
 from bridge.turns import Turns
 
 _log = logging.getLogger("bridge.server")
@@ -139,7 +141,7 @@ class Pool:
         self._stopping = False
         self._spare_delay = SPARE_BASE_S
         self._spare_timer: asyncio.TimerHandle | None = None
-        self._limits: dict[NoticeKind, RateLimit] = {kind: RateLimit(1.0, 5.0) for kind in NoticeKind}
+        self._news = News()
 
     # --- What the hub may ask
 
@@ -329,7 +331,7 @@ class Pool:
     def _spare_later(self) -> None:
         """A spare process has ended by itself: start another after a while."""
         if self._spare_timer is None and not self._stopping:
-            self._spare_timer = self._loop.call_later(self._spare_delay, self._spare_due)
+            self._spare_timer = self._loop.call_later(self._spare_delay, insist, self._loop, self._spare_due)
             self._spare_delay = min(2 * self._spare_delay, SPARE_MAX_S)
 
     def _spare_due(self) -> None:
@@ -341,7 +343,8 @@ class Pool:
         process = Process(self, self._owner.new_key())
         # Spare ones are told by the sign; a client waits for one start at most.
         name = Key(-process.key) if client is None else process.key
-        self._starting[name] = self._loop.create_task(self._start(name, process, client))
+        starting = self._starting[name] = self._loop.create_task(self._start(name, process, client))
+        starting.add_done_callback(lambda task: self._start_over(task, name, process, client))
         return process.key
 
     async def _start(self, name: Key, process: Process, client: Key | None) -> None:
@@ -363,6 +366,20 @@ class Pool:
             self._go_on()  # a client may have come to wait meanwhile
         else:
             self._give(process, client)
+
+    def _start_over(
+        self, starting: asyncio.Task[None], name: Key, process: Process, client: Key | None
+    ) -> None:
+        """A start that failed in a way that nobody has thought of is a failed start all the same."""
+        error = None if starting.cancelled() else starting.exception()
+        if error is None:
+            return
+        _log.error("a start of the server failed: a fault of the bridge", exc_info=error)
+        if process.child is not None:
+            process.child.kill()
+        elif self._starting.pop(name, None) is not None:
+            self._ever_started = True  # it is no wrong command
+            insist(self._loop, self._failed, SpawnError("a fault of the bridge"), process.key, client)
 
     def _give(self, process: Process, client: Key) -> None:
         """A process is a client's from now on."""
@@ -395,8 +412,10 @@ class Pool:
         if process.child is not None and not process.stopping:
             process.stopping = True
             self._spares.pop(process.key, None)
-            end = self._loop.create_task(process.child.stop(self._settings.stop_grace))
+            child = process.child
+            end = self._loop.create_task(child.stop(self._settings.stop_grace))
             self._ends.add(end)
+            end.add_done_callback(lambda task: kill_unless_stopped(child, task))
             end.add_done_callback(self._ends.discard)
 
     def replace(self) -> None:
@@ -454,8 +473,4 @@ class Pool:
             if process is not None:
                 self._stop(process)
         else:
-            limit = self._limits[kind]
-            dropped = limit.dropped
-            if limit.allow(self._loop.time()):
-                more = f" (and {dropped} more of this kind)" if dropped else ""
-                _log.warning("%s%s: %s", kind.value, more, printable(detail), extra={"key": key})
+            self._news.tell(kind, key, detail, self._loop.time())

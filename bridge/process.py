@@ -9,6 +9,7 @@ import signal
 import subprocess
 
 from bridge.errors import SpawnError
+from bridge.insist import insist
 from bridge.pipes import Pipe, enlarge, open_pipe
 from bridge.reaper import claim
 
@@ -157,14 +158,14 @@ class ExitWatch:
 
     def _poll(self) -> None:
         if _has_exited(self._process):
-            self._callback()
+            insist(self._loop, self._callback)
         else:
             self._loop.call_later(EXIT_POLL_S, self._poll)
 
     def _exited(self) -> None:
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
-        self._callback()
+        insist(self._loop, self._callback)
 
 
 def _has_exited(process: subprocess.Popen[bytes]) -> bool:

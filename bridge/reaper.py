@@ -11,6 +11,8 @@ import contextlib
 import os
 import signal
 
+from bridge.insist import insist
+
 TYPE_CHECKING = False  # children are claimed before anything slow is imported: see bridge.headstart
 if TYPE_CHECKING:
     import asyncio
@@ -57,7 +59,7 @@ class Reaper:
         # Between any two instructions of the main thread: not the moment to do anything.
         if not self._called:
             self._called = True
-            self._loop.call_soon_threadsafe(self.reap)
+            self._loop.call_soon_threadsafe(insist, self._loop, self.reap)
 
     def reap(self) -> None:
         """Wait for every orphan that has ended; the bridge's own children are left alone."""
@@ -81,4 +83,4 @@ class Reaper:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(found.si_pid, 0)
             logging.getLogger("bridge").debug("an orphan (pid %d) was reaped", found.si_pid)
-        self._later = self._loop.call_later(LOOK_AGAIN_S, self.reap)
+        self._later = self._loop.call_later(LOOK_AGAIN_S, insist, self._loop, self.reap)

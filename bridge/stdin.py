@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Protocol
 
+from bridge.insist import insist
 from bridge.pipes import Pipe, unread_bytes
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class ServerStdin(asyncio.Protocol):
     def __init__(self, owner: StdinOwner, hangups: HangupWatch | None) -> None:
         self._owner = owner
         self._hangups = hangups
+        self._loop = asyncio.get_running_loop()
         self._transport: asyncio.WriteTransport | None = None
         self._fd = -1
         self._accepting = False
@@ -123,9 +125,16 @@ class ServerStdin(asyncio.Protocol):
         self._closed()
 
     def pause_writing(self) -> None:
+        insist(self._loop, self._full)
+
+    def resume_writing(self) -> None:
+        insist(self._loop, self._flows)
+
+    def _full(self) -> None:
         if self._accepting:
             self._owner.stdin_full()
 
-    def resume_writing(self) -> None:
+    def _flows(self) -> None:
+        # Said once: if it went by unheard, nothing would be moved into stdin any more.
         if self._accepting:
             self._owner.stdin_flows()

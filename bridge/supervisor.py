@@ -11,10 +11,11 @@ import logging
 import random
 from typing import Final, Protocol
 
-from bridge.child import Child
+from bridge.child import Child, kill_unless_stopped
 from bridge.config import Settings
 from bridge.core.restart import Action, Decision, RestartPolicy, State
 from bridge.errors import SpawnError
+from bridge.insist import insist
 from bridge.launcher import Launcher
 from bridge.logs import printable
 
@@ -112,7 +113,9 @@ class Supervisor:
         """Stop the process that runs. `retire`: start another only when somebody needs it, not at once."""
         if self.child is not None:
             self._retiring = retire
-            self._ending = self._loop.create_task(self.child.stop(self._settings.stop_grace))
+            child = self.child
+            self._ending = self._loop.create_task(child.stop(self._settings.stop_grace))
+            self._ending.add_done_callback(lambda task: kill_unless_stopped(child, task))
 
     def resume(self) -> None:
         """No other process takes its place after all: go on, or give up, as if none had been tried."""
@@ -195,7 +198,7 @@ class Supervisor:
 
     def _follow(self, decision: Decision) -> None:
         if decision.action is Action.START:
-            self._spawning = self._loop.create_task(self._spawn())
+            self._begin()
         elif decision.action is Action.WAIT and self._owner.server_is_trial(self._seat):
             self._owner.server_exhausted(self._seat)
         elif decision.action is Action.WAIT:
@@ -216,14 +219,30 @@ class Supervisor:
     def _set_timer(self, at: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_at(at, self._due, at)
+        self._timer = self._loop.call_at(at, insist, self._loop, self._due, at)
 
     def _due(self, at: float) -> None:
         now = self._loop.time()
         if self._policy.due(now):
-            self._spawning = self._loop.create_task(self._spawn())
+            self._begin()
         elif now < at:  # the loop's clock is coarser than the policy's
-            self._timer = self._loop.call_later(0.001, self._due, at)
+            self._timer = self._loop.call_later(0.001, insist, self._loop, self._due, at)
+
+    def _begin(self) -> None:
+        self._spawning = self._loop.create_task(self._spawn())
+        self._spawning.add_done_callback(self._spawn_over)
+
+    def _spawn_over(self, spawning: asyncio.Task[None]) -> None:
+        """A start that failed in a way that nobody has thought of is a failed start all the same."""
+        error = None if spawning.cancelled() else spawning.exception()
+        if error is None:
+            return
+        _log.error("a start of the server failed: a fault of the bridge", exc_info=error)
+        if self.child is not None:
+            self.child.kill()
+        elif self._spawning is spawning:
+            self._spawning = None
+            insist(self._loop, self._start_failed, "a fault of the bridge")
 
     async def _spawn(self) -> None:
         try:
@@ -240,16 +259,20 @@ class Supervisor:
         self._owner.server_started(self._seat, child)
 
     def _spawn_failed(self, error: SpawnError) -> None:
-        sole = self._policy.sole = self._owner.server_is_sole(self._seat)
+        sole = self._owner.server_is_sole(self._seat)
         if not self._ever_started and sole and not self._stopping:
             # A wrong command is the operator's mistake, and waiting does not mend it.
             self._policy.stopping()
             self._owner.server_given_up(error.exit_code, str(error))
             return
-        self._last_end = str(error)
+        self._start_failed(str(error))
+
+    def _start_failed(self, why: str) -> None:
+        self._last_end = why
         self._last_words = []
-        _log.warning("the server could not be started: %s", printable(str(error)))
+        _log.warning("the server could not be started: %s", printable(why))
         now = self._loop.time()
+        self._policy.sole = self._owner.server_is_sole(self._seat)
         needed = self._owner.server_needed(self._seat)
         self._follow(self._policy.spawn_failed(now, random.uniform(-1, 1), needed))
 

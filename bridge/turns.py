@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 
 from bridge.core.outbox import Key
 from bridge.core.pace import Pace
+from bridge.insist import insist
 
 _log = logging.getLogger("bridge.server")
 
@@ -61,7 +62,7 @@ class Turns:
             self._timer = None
         later = [at for at in (pace.ready_at(now) for pace in set(self._waiting.values())) if at > now]
         if later:
-            self._timer = self._loop.call_at(min(later), self._go_on)
+            self._timer = self._loop.call_at(min(later), insist, self._loop, self._go_on)
 
     def spoke(self, process: Key) -> bool:
         """A process has said something valid. Whether clients were held up until now."""

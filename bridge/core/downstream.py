@@ -11,32 +11,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from msgspec import UNSET, Raw
+from msgspec import UNSET
 
 from bridge.core import jsonrpc
 from bridge.core.era import DISCOVER, INITIALIZE, Era
 from bridge.core.inflight import Child, Client, Entry, Kind, Logger, Queue, Queued, Session, id_key
 from bridge.core.jsonrpc import (
-    CLIENT_CAPABILITIES,
-    CLIENT_INFO,
-    LOG_LEVEL,
     PROGRESS_TOKEN,
-    PROTOCOL_VERSION,
-    SUBSCRIPTION_ID,
     Call,
     Id,
-    Members,
     Message,
     Meta,
     PlainCall,
     decode_members,
-    decode_meta,
     decode_plain_meta,
     encoder,
     is_token,
 )
 from bridge.core.legacy import OWN, PING, LegacySessions
 from bridge.core.lines import REWRITE_ROOM, ClientLines
+from bridge.core.names import NO_META, look, meta_of, remove_token
 from bridge.core.replay import KEPT, is_safe
 from bridge.core.seats import Seats
 from bridge.core.subscriptions import LISTEN, Subscriptions
@@ -59,49 +53,8 @@ MODERN: Final = Era.MODERN
 LEGACY: Final = Era.LEGACY
 REQUEST: Final = Kind.REQUEST
 
-_NO_META: Final = Meta()
-
 USUAL_META_KEPT: Final = 1024
 """A `_meta` that a client sends with every request is recognised up to this length, in bytes."""
-
-# Names that need no second look; all others are compared with those that are translated.
-KNOWN_PARAMS: Final = frozenset(
-    {"_meta", "name", "arguments", "uri", "cursor", "ref", "argument", "context", "notifications", "level"}
-    | {
-        "inputResponses",
-        "requestState",
-        "protocolVersion",
-        "capabilities",
-        "clientInfo",
-        "requestId",
-        "reason",
-        "task",
-        "taskId",
-    }
-)
-KNOWN_META: Final = frozenset(
-    {PROGRESS_TOKEN, PROTOCOL_VERSION, CLIENT_INFO, CLIENT_CAPABILITIES, LOG_LEVEL}
-    | {"traceparent", "tracestate", "baggage"}
-)
-TRANSLATED: Final = frozenset(
-    {"_meta", "requestId", "task", "taskId"} | {PROGRESS_TOKEN, PROTOCOL_VERSION, LOG_LEVEL, SUBSCRIPTION_ID}
-)
-_FOLDED: Final = frozenset(name.casefold() for name in TRANSLATED)
-
-
-def _drop_look_alikes(members: Members) -> bool:
-    """Take out what differs from a translated name by case alone; return whether there was anything."""
-    alike = [name for name in members if name.casefold() in _FOLDED and name not in TRANSLATED]
-    for name in alike:
-        del members[name]
-    return bool(alike)
-
-
-def _meta_of(message: Call) -> Meta:
-    """What the bridge needs of a message's `params._meta`; all unset where there is none."""
-    params = message.params
-    raw = params.get("_meta") if type(params) is dict else None
-    return _NO_META if raw is None else decode_meta(raw) or _NO_META
 
 
 class Downstream(ClientLines):
@@ -202,24 +155,6 @@ class Downstream(ClientLines):
         if tables.limits.request_timeout is not None:
             tables.attention.due = True
 
-    def _look(self, client: Client, params: Members) -> Meta:
-        """What the bridge needs of a request's `_meta`; nothing of it goes on under a name that looks alike.
-
-        A server that reads names without regard to case would take `PROGRESSTOKEN` for a token, and
-        report to it what belongs to another client.
-        """
-        if not params.keys() <= KNOWN_PARAMS:
-            _drop_look_alikes(params)
-        raw = params.get("_meta")
-        meta = None if raw is None else decode_meta(raw)
-        if raw is None or meta is None:
-            return _NO_META
-        members = decode_members(raw)
-        assert members is not None
-        if not members.keys() <= KNOWN_META and _drop_look_alikes(members):
-            params["_meta"] = Raw(encoder.encode(members))
-        return meta
-
     def _message(self, client: Client, message: Call, measured: bool) -> None:
         """One valid message, whatever it is."""
         if type(message) is PlainCall:
@@ -241,7 +176,7 @@ class Downstream(ClientLines):
 
     def _request(self, client: Client, message: Call, id: Id, method: str, measured: bool) -> None:
         tables = self._tables
-        meta = self._look(client, message.params) if type(message.params) is dict else _NO_META
+        meta = look(message.params) if type(message.params) is dict else NO_META
         if tables.stopping:
             tables.refuse(client, id, jsonrpc.SHUTTING_DOWN, "the bridge is shutting down", "shutting_down")
             return
@@ -287,7 +222,7 @@ class Downstream(ClientLines):
         if child is None:
             self._seats.need(era)
 
-    def _is_too_large(self, message: Call, meta: Meta = _NO_META) -> bool:
+    def _is_too_large(self, message: Call, meta: Meta = NO_META) -> bool:
         """Whether a message would be too long once its id and its token are the bridge's."""
         size = len(self._tables.codec_down.render(message))
         digits = len(str(self._tables.last_id + 1))
@@ -373,7 +308,7 @@ class Downstream(ClientLines):
             self._legacy.said(client, method)
             tables.stats.dropped_notifications_up += 1
             return
-        era = Era.LEGACY if client.session is not None and _meta_of(message).version is UNSET else Era.MODERN
+        era = Era.LEGACY if client.session is not None and meta_of(message).version is UNSET else Era.MODERN
         child = tables.served.get(era)
         if child is None and era not in client.waiting and not self._seats.approached(era):
             # It starts no child, and shows no need of an era.
@@ -392,21 +327,9 @@ class Downstream(ClientLines):
     def _send_notification(self, child: Child, message: Call) -> None:
         params = message.params
         if type(params) is dict:
-            self._remove_token(params)
+            self._tables.stats.removed_tokens += remove_token(params)
         self._tables.stats.notifications_up += 1
         self._tables.outbox.put(child, message)
-
-    def _remove_token(self, params: Members) -> None:
-        """A notification's token names nothing, but a server could take it for a stranger's."""
-        _drop_look_alikes(params)
-        members = decode_members(params["_meta"]) if "_meta" in params else None
-        if members is None:
-            return
-        removed = members.pop(PROGRESS_TOKEN, None) is not None
-        if removed:
-            self._tables.stats.removed_tokens += 1
-        if _drop_look_alikes(members) or removed:
-            params["_meta"] = Raw(encoder.encode(members))
 
     def _cancelled(self, client: Client, message: Call) -> None:
         """A client gives a request up: it, and nobody else's, ends."""
@@ -419,7 +342,7 @@ class Downstream(ClientLines):
             tables.stats.dropped_notifications_up += 1
             return
         assert type(params) is dict
-        self._remove_token(params)
+        tables.stats.removed_tokens += remove_token(params)
         rest = {name: value for name, value in params.items() if name != "requestId"}
         found = self._waiting.remove(client, id)
         found += self._subscriptions.client_cancelled(client, id, rest, tables.served.get(Era.MODERN))
@@ -485,7 +408,7 @@ class Downstream(ClientLines):
                 continue
             if queue.era is Era.LEGACY and self._legacy.answers(client, message, item.id, item.method):
                 continue
-            meta = _meta_of(message)
+            meta = meta_of(message)
             # Its upstream id may have grown by a digit since it came.
             if len(item.line) > tables.limits.max_request - REWRITE_ROOM and self._is_too_large(
                 message, meta

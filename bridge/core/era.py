@@ -15,12 +15,12 @@ from typing import Final
 import msgspec
 from msgspec import UNSET, Raw, Struct
 
+from bridge.core.codec import Codec
 from bridge.core.jsonrpc import (
     CLIENT_CAPABILITIES,
     CLIENT_INFO,
     METHOD_NOT_FOUND,
     PROTOCOL_VERSION,
-    Codec,
     Members,
     Message,
     decode_members,

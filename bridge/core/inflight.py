@@ -258,6 +258,7 @@ class Child(Lane):
         "interests",
         "loggers",
         "muted",
+        "odd_blocks",
         "opened_at",
         "overlong_head",
         "pumping",
@@ -291,6 +292,8 @@ class Child(Lane):
         """Lines that waited are being moved in turns: nobody moves its own past the others."""
         self.muted = False
         """It does not serve, yet or any more: only what belongs to a request it was sent reaches anybody."""
+        self.odd_blocks = 0
+        """So many of the next blocks it writes are not tried as plain ones."""
         self.asked = False
         """It has sent a request, and that was logged."""
         self.overlong_head = b""

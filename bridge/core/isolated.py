@@ -188,12 +188,15 @@ class Isolated(FromClients, FromServers):
         tables.note(NoticeKind.RETIRE_CHILD, child.key)
 
     def server_opened(self, key: Key, client: Key, now: float) -> list[Output]:
-        """A child runs for a client. One whose client is gone is to be stopped at once."""
+        """A child runs for a client. One whose client is gone, or has one already, is to be stopped at once.
+
+        (Who has waited in vain for a start, and has asked again, may be given both.)
+        """
         tables = self._tables
         tables.now = now
         tables.attention.due = True
         pair = self._pairs.get(client)
-        if pair is None:
+        if pair is None or pair.child is not None:
             tables.note(NoticeKind.RETIRE_CHILD, key)
             return []
         tables.stats.children_opened += 1

@@ -12,7 +12,8 @@ from typing import NewType, TypeAlias
 
 from msgspec import Raw
 
-from bridge.core.jsonrpc import Call, Codec, OddMessage, encoder
+from bridge.core.codec import Codec
+from bridge.core.jsonrpc import Call, OddMessage, encoder
 
 Key = NewType("Key", int)
 """Names one client connection or one child. Never used again while the bridge lives."""
@@ -93,6 +94,7 @@ class Outbox:
         outputs: list[Output] = []
         encode_lines = encoder.encode_lines
         common: list[Call | Raw] | None = None
+        common_piece = b""
         for lane in self.touched:
             out = lane.out
             if out:
@@ -101,8 +103,10 @@ class Outbox:
                     lane.odd = False
                 elif type(out[0]) is not Raw:
                     piece = encode_lines(out)
-                elif out != common:  # what is fanned out is encoded once, and written as one object
-                    piece = encode_lines(out)
+                elif out == common:  # what is fanned out is encoded once, and written as one object
+                    piece = common_piece
+                else:
+                    piece = common_piece = encode_lines(out)
                     common = out
                 outputs.append((lane.key, piece))
                 lane.out = []

@@ -10,15 +10,11 @@ from typing import Any, Final
 from msgspec import UNSET, Raw
 
 from bridge.core import jsonrpc
+from bridge.core.codec import salvage_text
 from bridge.core.framing import Block, OverlongEnd, OverlongStart
 from bridge.core.glance import trusted_text
 from bridge.core.inflight import Child, id_key
-from bridge.core.jsonrpc import (
-    Id,
-    Message,
-    Refusal,
-    salvage_text,
-)
+from bridge.core.jsonrpc import Id, Message, Refusal
 from bridge.core.pair import CANCELLED, Pair, Pairs
 from bridge.core.subscriptions import LISTEN
 from bridge.core.tables import NoticeKind

@@ -11,8 +11,9 @@ from typing import Final
 
 from msgspec import UNSET, Struct
 
+from bridge.core.codec import Codec
 from bridge.core.era import DISCOVER, INITIALIZE
-from bridge.core.jsonrpc import Codec, Message, decode_members, decode_meta
+from bridge.core.jsonrpc import Message, decode_members, decode_meta
 from bridge.core.legacy import PING
 
 UNDECIDED: Final = frozenset({DISCOVER, PING})

@@ -11,9 +11,10 @@ from typing import Any, Final
 
 from msgspec import Raw, Struct, UnsetType
 
+from bridge.core.codec import Codec
 from bridge.core.era import Era, Greeting
 from bridge.core.inflight import Child, Client, Entry, Kind, Logger, Queue
-from bridge.core.jsonrpc import Codec, Id, Members, error_line, notification_line
+from bridge.core.jsonrpc import Id, Members, error_line, notification_line
 from bridge.core.limits import Limits as Limits
 from bridge.core.outbox import Key, Outbox
 from bridge.core.stats import Stats

@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from msgspec import UNSET, DecodeError, Raw
+from msgspec import UNSET, Raw
 
 from bridge.core import jsonrpc
+from bridge.core.codec import salvage_id
 from bridge.core.downstream import CANCELLED, Downstream
 from bridge.core.era import AWAITING_GREETING, Phase
 from bridge.core.framing import Block, OverlongEnd, OverlongStart
@@ -24,11 +25,11 @@ from bridge.core.jsonrpc import (
     PROGRESS_TOKEN,
     SUBSCRIPTION_ID,
     Message,
+    OddMessage,
+    PlainMessage,
     Refusal,
-    decode_int,
     decode_members,
     plain_integer,
-    salvage_id,
 )
 from bridge.core.legacy import LegacySessions
 from bridge.core.seats import Seats
@@ -37,6 +38,10 @@ from bridge.core.tables import NoticeKind, Tables
 
 PROGRESS: Final = "notifications/progress"
 LOG: Final = "notifications/message"
+
+ODD_BLOCKS: Final = 16
+"""When a server writes something that is no `PlainMessage`, as many of the blocks that follow are not tried
+as such: for what it is, it is likely to write more of it."""
 
 MAY_BEGIN: Final = b"{ \t\r\xef"
 """First bytes of a line that may hold a message. A server that prints other lines by the thousand costs no
@@ -93,7 +98,14 @@ class Upstream:
     def block(self, child: Child, block: Block) -> None:
         """Take whole lines."""
         codec = self._tables.codec_up
-        messages = codec.decode_block(block)
+        messages = None
+        if child.odd_blocks:
+            child.odd_blocks -= 1
+        else:
+            messages = codec.decode_plain_block(block)
+        if messages is None:
+            messages = codec.decode_block(block)
+            child.odd_blocks = child.odd_blocks or ODD_BLOCKS
         if messages is not None:
             self.messages(child, messages)
             return
@@ -175,22 +187,25 @@ class Upstream:
         for message in messages:
             method = message.method
             if method is not UNSET:
-                if method == PROGRESS and plain and type(message) is Message and message.id is UNSET:
-                    params = message.params
-                    if type(params) is dict and (raw := params.get(PROGRESS_TOKEN)) is not None:
-                        try:
-                            entry = inflight.get(decode_int(raw))
-                        except DecodeError:
-                            entry = None
-                        if entry is not None and (token := entry.token) and (client := entry.client):
-                            params[PROGRESS_TOKEN] = Raw(token)
-                            out = client.out
-                            if not out:
-                                touched.append(client)
-                            out.append(message)
-                            reported += 1
-                            continue
-                self._called(child, message, method)
+                if type(message) is not PlainMessage:
+                    self._called(child, message, method)
+                elif not (
+                    plain
+                    and method == PROGRESS
+                    and message.id is UNSET
+                    and (report := message.params)
+                    and (entry := inflight.get(report.token))  # type: ignore[arg-type]  # as it came it is an int
+                    and (token := entry.token)
+                    and (client := entry.client)
+                ):
+                    self._called(child, message.as_message(), method)
+                else:
+                    report.token = Raw(token)
+                    out = client.out
+                    if not out:
+                        touched.append(client)
+                    out.append(message)
+                    reported += 1
                 continue
             number = message.id
             # What is no integer is no key of the table.
@@ -199,7 +214,7 @@ class Upstream:
                 entry is None
                 or (client := entry.client) is None
                 or (message.result is UNSET) is (message.error is UNSET)
-                or type(message) is not Message
+                or type(message) is OddMessage
             ):
                 self._response(child, message, entry)
                 continue

@@ -11,18 +11,10 @@ from typing import Final
 
 from msgspec import Raw
 
+from bridge.core.codec import Codec, salvage_id
 from bridge.core.framing import LineFramer, Segment
 from bridge.core.glance import guess_id, trusted_id
-from bridge.core.jsonrpc import (
-    Codec,
-    Message,
-    Refusal,
-    decode_members,
-    decode_meta,
-    is_token,
-    plain_integer,
-    salvage_id,
-)
+from bridge.core.jsonrpc import Message, Refusal, decode_members, decode_meta, is_token, plain_integer
 from tests.fuzz.conversation import converse
 from tests.property.oracle import BOM, cut_up, expected, flat, found, parse, pieces, shown, spelled_twice
 

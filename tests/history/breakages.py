@@ -88,8 +88,8 @@ BREAKAGES: Final = (
         (
             "core/upstream.py",
             "            message.id = entry.id  # type: ignore[assignment]  # a client's entry has an id\n"
-            "            touch(client)",
-            "            message.id = str(entry.id)\n            touch(client)",
+            "            out = client.out",
+            "            message.id = str(entry.id)\n            out = client.out",
         ),
     ),
     _breakage(
@@ -101,6 +101,15 @@ BREAKAGES: Final = (
             "  # an entry was found under it\n",
             "            del client.inflight[number]\n"
             "            client = next(reversed(self._tables.clients.values()))\n",
+        ),
+    ),
+    _breakage(
+        "who is told what others are told gets another's answers, too",
+        "foreign-response",
+        (
+            "core/outbox.py",
+            "                    piece = common_piece\n",
+            "                    pass\n",
         ),
     ),
     _breakage(
@@ -187,22 +196,33 @@ BREAKAGES: Final = (
     _breakage(
         "a CR is passed on",
         "server-saw",
-        ("core/jsonrpc.py", 'line = line.replace(b"\\r", b" ").strip(_BLANK)', "line = line.strip(_BLANK)"),
+        ("core/codec.py", 'line = line.replace(b"\\r", b" ").strip(_BLANK)', "line = line.strip(_BLANK)"),
     ),
     _breakage(
         "progress goes to some client",
         "stray-progress",
         (
             "core/upstream.py",
-            "        params[PROGRESS_TOKEN] = Raw(token)",
+            "                    report.token = Raw(token)\n",
+            "                    client = next(iter(self._tables.clients.values()))\n"
+            "                    report.token = Raw(token)\n",
+        ),
+        (
+            "core/upstream.py",
+            "        params[PROGRESS_TOKEN] = Raw(token)\n        self._tables",
             "        client = next(iter(self._tables.clients.values()))\n"
-            "        params[PROGRESS_TOKEN] = Raw(token)",
+            "        params[PROGRESS_TOKEN] = Raw(token)\n        self._tables",
         ),
     ),
     _breakage(
         "progress carries the bridge's token",
         "wrong-id",
-        ("core/upstream.py", "        params[PROGRESS_TOKEN] = Raw(token)\n", ""),
+        ("core/upstream.py", "                    report.token = Raw(token)\n", ""),
+        (
+            "core/upstream.py",
+            "        params[PROGRESS_TOKEN] = Raw(token)\n        self._tables",
+            "        self._tables",
+        ),
     ),
     _breakage(
         "progress is sometimes dropped",
@@ -211,6 +231,11 @@ BREAKAGES: Final = (
             "core/upstream.py",
             "        if entry is None or entry.token is None:\n",
             "        if entry is None or entry.token is None or upstream_id % 5 == 0:\n",
+        ),
+        (
+            "core/upstream.py",
+            "                    and (token := entry.token)\n",
+            "                    and report.token % 5\n                    and (token := entry.token)\n",
         ),
     ),
     _breakage(
@@ -227,9 +252,9 @@ BREAKAGES: Final = (
         "stray-notification",
         (
             "core/legacy.py",
-            "        for client in tables.sessions.values():\n            if client.session is not None and"
-            " client.session.initialized:",
-            "        for client in tables.clients.values():\n            if True:",
+            "        told = [c for c in tables.sessions.values()"
+            " if c.session is not None and c.session.initialized]\n",
+            "        told = list(tables.clients.values())\n",
         ),
     ),
     _breakage(

@@ -148,6 +148,8 @@ class Observer:
             data = data[: data.rfind(b"\n") + 1]
             self._offsets[name] += len(data)
             life.events += parse_log(data.decode().splitlines())
+            if not life.era:  # it may have settled on one since its line was looked for
+                life.era = next((event.fields[0] for event in life.events if event.kind == "B"), "")
 
     def pending(self) -> int:
         """Requests and listens at living processes that nobody has ended."""

@@ -11,8 +11,9 @@ from typing import Any, TypeAlias
 
 from msgspec import UNSET, Raw
 
+from bridge.core.codec import Codec
 from bridge.core.framing import HEAD_KEPT, OverlongEnd, OverlongStart, Segment
-from bridge.core.jsonrpc import INVALID_REQUEST, PARSE_ERROR, Codec, Message, Refusal
+from bridge.core.jsonrpc import INVALID_REQUEST, PARSE_ERROR, Message, Refusal
 
 BOM = b"\xef\xbb\xbf"
 

@@ -281,7 +281,7 @@ class Model:
 
     def started(self, child: int, number: int) -> None:
         client = self.clients.get(number)
-        if client is None:
+        if client is None or client.child is not None:
             self.stops.append(child)
             return
         client.child = child

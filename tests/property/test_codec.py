@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 from bridge.core import glance
+from bridge.core.codec import Codec, salvage_id
 from bridge.core.framing import HEAD_KEPT, Block, LineFramer, OverlongEnd, OverlongStart, Segment
 from bridge.core.glance import guess_id, too_deep, trusted_id
 from bridge.core.jsonrpc import (
-    Codec,
     Message,
     OddMessage,
     Refusal,
@@ -25,7 +25,6 @@ from bridge.core.jsonrpc import (
     decode_meta,
     is_token,
     plain_integer,
-    salvage_id,
 )
 from tests.property.oracle import (
     BOM,

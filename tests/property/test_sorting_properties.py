@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridge.core.jsonrpc import Codec
+from bridge.core.codec import Codec
 from bridge.core.sorting import Sorter
 from tests.unit.core.scenario import MODERN, initialize, legacy, line, notification, request, result
 

@@ -122,6 +122,7 @@ async def soak(
     *,
     every: float = 60.0,
     per_round: int = PER_ROUND,
+    rounds: int = 10**6,
     listen: Sequence[str] = ("unix", "tcp"),
     package: Path = ROOT,
     keep: Path | None = None,
@@ -132,6 +133,7 @@ async def soak(
     Args:
         every: seconds between two kills.
         per_round: requests between two looks.
+        rounds: looks at most.
         package: the folder with the `bridge` package to run.
         keep: where the bridge's log and the round's history go if a promise is broken.
         tell: is told now and then how it goes, in a line.
@@ -164,8 +166,10 @@ async def soak(
             killing = asyncio.create_task(reaper.run())
             number = 0
             try:
-                while time.monotonic() - begun < minutes * 60 and not soaked.violations:
+                while time.monotonic() - begun < minutes * 60 and number < rounds:
                     number += 1
+                    if soaked.violations:
+                        break
                     each = Round(profile, number, bridge, observer)
                     watching = asyncio.create_task(each.watch())
                     try:

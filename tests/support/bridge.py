@@ -225,6 +225,7 @@ async def running_bridge(
     leftover_timeout: float = LEFTOVER_TIMEOUT,
     python: Sequence[str] = (),
     wrapper: Sequence[str] = (),
+    faults: bool = False,
 ) -> AsyncIterator[RunningBridge]:
     """Run `mcp-bridge --listen ... OPTIONS -- COMMAND` and yield it when it is ready.
 
@@ -236,6 +237,7 @@ async def running_bridge(
         expect_exit: the exit code of the SIGTERM at the end, if the test has not stopped it; None: any.
         leftover_timeout: how long processes may take to go after the bridge has ended, in seconds.
         python: options of the interpreter, such as `-X dev`.
+        faults: the test itself has put faults into it, so tracebacks in the log are as they should be.
         wrapper: a command that runs the bridge as its own process or below it, and passes signals on.
 
     Raises:
@@ -276,7 +278,9 @@ async def running_bridge(
             assert code == expect_exit, f"exit code {code}, expected {expect_exit}; stderr:\n{text}"
         assert not bridge.stdout_bytes(), f"the bridge wrote to stdout: {bridge.stdout_bytes()[:300]!r}"
         own = [line for line in text.splitlines() if "[server]" not in line]
-        assert not any("Traceback (most recent" in line for line in own), f"a traceback in the log:\n{text}"
+        assert faults or not any("Traceback (most recent" in line for line in own), (
+            f"a traceback in the log:\n{text}"
+        )
     except BaseException as error:
         if not isinstance(error, BridgeExited) and (text := bridge.stderr_text()):
             error.add_note("the bridge's stderr:\n" + text[-8000:])

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
+from bridge.core.codec import Codec
 from bridge.core.era import (
     AWAITING_GREETING,
     LEGACY_VERSIONS,
@@ -24,7 +25,7 @@ from bridge.core.era import (
     read_initialize,
     read_probe,
 )
-from bridge.core.jsonrpc import Codec, Message
+from bridge.core.jsonrpc import Message
 from tests.unit.core.scenario import asked_to_initialize, probe
 
 CODEC = Codec(b"sixteen bytes!!!")

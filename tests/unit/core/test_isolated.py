@@ -9,7 +9,7 @@ import pytest
 from bridge.core import pair_servers
 from bridge.core.era import LEGACY_VERSIONS
 from bridge.core.lines import TURN_LINES
-from bridge.core.outbox import Control
+from bridge.core.outbox import Control, Key
 from bridge.core.tables import NoticeKind
 from tests.unit.core.pairs import Pairs
 from tests.unit.core.scenario import (
@@ -395,6 +395,22 @@ def test_nobody_is_told_to_read_on_who_is_gone() -> None:
     s.leave("A").expect(a=left(1), STOPS="a")
     s.server("a", line(result(1))[:-1]).expect()
     s.crash("a").expect()
+
+
+def test_a_second_process_of_one_client_is_stopped() -> None:
+    """Its start took longer than requests wait, and the client has asked again meanwhile."""
+    s = Pairs(restart_wait=30)
+    s.client("A", initialize(1)).expect(NEEDS="A")
+    s.wait(30).expect(A=refusal(-31002, "server_unavailable", id=1))
+    s.client("A", initialize(2)).expect(NEEDS="A")
+    first = Key(100)
+    assert s.core.server_opened(first, s.key("A"), s.now)
+    second = Key(101)
+    assert s.core.server_opened(second, s.key("A"), s.now) == []
+    [notice] = [n for n in s.core.take_notices() if n.kind is NoticeKind.RETIRE_CHILD]
+    assert notice.key == second
+    assert s.core.server_closed(second, s.now) == []
+    assert s.core.server_data(first, line(result(2)), s.now) == [(s.key("A"), line(result(2)))]
 
 
 def test_a_line_that_is_nothing_is_nobodys() -> None:

@@ -19,12 +19,12 @@ import pytest
 from msgspec import UNSET, Raw
 
 from bridge.core import glance, jsonrpc
+from bridge.core.codec import Codec, salvage_id
 from bridge.core.framing import HEAD_KEPT
 from bridge.core.glance import MAX_ID_BYTES, guess_id, too_deep, trusted_id
 from bridge.core.jsonrpc import (
     INVALID_REQUEST,
     PARSE_ERROR,
-    Codec,
     Message,
     OddMessage,
     Refusal,
@@ -36,7 +36,6 @@ from bridge.core.jsonrpc import (
     plain_integer,
     request_line,
     result_line,
-    salvage_id,
 )
 
 SALT = b"0123456789abcdef"

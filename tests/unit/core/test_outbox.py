@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from msgspec import Raw
 
-from bridge.core.jsonrpc import Codec, Message, OddMessage
+from bridge.core.codec import Codec
+from bridge.core.jsonrpc import Message, OddMessage
 from bridge.core.outbox import Control, Key, Lane, Outbox
 
 CODEC = Codec(b"0123456789abcdef")
@@ -30,6 +32,31 @@ def test_each_destination_gets_one_piece_with_its_messages_in_order() -> None:
     assert [json.loads(line).get("id", "ready") for line in lines[:-1]] == [1, "ready", 3]
     assert lines[-1] == b""
     assert to_b == b'{"jsonrpc":"2.0","id":2,"method":"m"}\n'
+
+
+@pytest.mark.parametrize("odd", [False, True])
+def test_what_is_told_to_many_is_told_to_them_whatever_others_are_sent_in_between(odd: bool) -> None:
+    """The piece that several share is theirs: never the one that was written last."""
+    outbox = Outbox(CODEC)
+    lanes = [Lane(Key(number)) for number in range(4)]
+    told = Raw(b'{"told":"many"}')
+    outbox.put(lanes[0], told)
+    outbox.put(lanes[1], OddMessage("2.0", 1, "m", extra={}, marked=False) if odd else message(1))
+    outbox.put(lanes[2], told)
+    outbox.put(lanes[3], Raw(b'{"told":"one"}'))
+    pieces = dict(outbox.flush())
+    assert pieces[Key(0)] == pieces[Key(2)] == b'{"told":"many"}\n'
+    assert pieces[Key(0)] is pieces[Key(2)]
+    assert pieces[Key(1)] == b'{"jsonrpc":"2.0","id":1,"method":"m"}\n'
+    assert pieces[Key(3)] == b'{"told":"one"}\n'
+
+
+def test_what_is_told_to_all_is_not_told_to_who_is_being_closed() -> None:
+    outbox = Outbox(CODEC)
+    leaving, staying = Lane(Key(1)), Lane(Key(2))
+    outbox.close(leaving)
+    assert outbox.put_to_all([leaving, staying], Raw(b"{}")) == 1
+    assert outbox.flush() == [(1, b""), (2, b"{}\n")]
 
 
 def test_what_was_flushed_is_not_flushed_again() -> None:

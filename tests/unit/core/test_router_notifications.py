@@ -139,6 +139,14 @@ def test_a_token_with_half_a_surrogate_pair_comes_back() -> None:
     assert b'"message":"\\udead"' in both
 
 
+def test_progress_of_one_read_comes_in_its_order_and_before_the_response() -> None:
+    s = Scenario()
+    s.client("A", request(1, meta={"progressToken": "t"}))
+    s.server(progress(2, progress=1), progress(2, progress=2), result(2)).expect(
+        A=[progress("t", progress=1), progress("t", progress=2), result(1)]
+    )
+
+
 def test_progress_of_a_request_that_was_answered_is_dropped() -> None:
     """Hosts hang up on a stray token; real servers send it late."""
     s = Scenario()

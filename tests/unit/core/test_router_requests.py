@@ -44,6 +44,21 @@ def test_each_client_gets_its_own_response_under_its_own_id() -> None:
     assert s.stats.responses == 2
 
 
+def test_what_clients_write_at_the_same_time_goes_to_the_server_in_one_piece() -> None:
+    """A write to a pipe costs more than the messages in it; what comes between takes it along."""
+    s = Scenario(clients="AB")
+    router = s.router
+    router.collect(s.key("A"), line(request(1, "x")), s.now)
+    router.collect(s.key("B"), line(request(1, "y")), s.now)
+    assert router.flush() == [(s.key("server"), line(request(2, "x")) + line(request(3, "y")))]
+    assert router.flush() == []
+    router.collect(s.key("A"), line(request(2, "z")), s.now)
+    s.server(result(3)).expect(B=result(1), server=request(4, "z"))
+    s.leave("A")
+    router.collect(s.key("A"), line(request(1)), s.now)
+    assert router.flush() == []
+
+
 @pytest.mark.parametrize(
     "spelled",
     [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bridge.core.jsonrpc import Codec
+from bridge.core.codec import Codec
 from bridge.core.sorting import Sorted, Sorter
 from tests.unit.core.scenario import (
     INITIALIZED,

@@ -1,0 +1,348 @@
+"""From bytes to messages and back.
+
+Two ways lead from bytes to a `Message`, with the same results:
+
+* `decode_block` and its kin take whole chunks of plain lines in one call. They say no to
+  anything out of the ordinary.
+* `decode_line` takes one line and knows every case: CR, BOM, unknown members,
+  unpaired surrogate escapes, and each kind of refusal.
+
+Both judge the bytes as they were received, and both leave every value below the
+members that are named in `jsonrpc.py` as the bytes it came in.
+
+Spec: JSON-RPC 2.0; 2026-07-28 basic, "Messages" and "Error Codes".
+"""
+
+from __future__ import annotations
+
+import binascii
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
+
+import msgspec
+from msgspec import UNSET, Raw, UnsetType
+
+from bridge.core.framing import HEAD_KEPT, Block
+from bridge.core.glance import BOM, MAX_ID_BYTES, brackets, guess_id, too_deep, trusted_id, trusted_text
+from bridge.core.jsonrpc import (
+    INVALID_REQUEST,
+    PARSE_ERROR,
+    Call,
+    Id,
+    Members,
+    Message,
+    OddMessage,
+    Params,
+    PlainCall,
+    PlainMessage,
+    Refusal,
+    decode_members,
+    encoder,
+    plain_integer,
+)
+
+_Envelope = TypeVar("_Envelope", bound=Call)
+
+_plain_messages: Final = msgspec.json.Decoder(PlainMessage)
+_messages: Final = msgspec.json.Decoder(Message)
+_calls: Final = msgspec.json.Decoder(Call)
+_plain_calls: Final = msgspec.json.Decoder(PlainCall)
+_decode_raw: Final = msgspec.json.Decoder(Raw).decode
+_decode_scalar: Final[Callable[[bytes], int | str]] = msgspec.json.Decoder(int | str).decode
+_decode_text: Final = msgspec.json.Decoder(str).decode
+
+_ENVELOPE: Final = frozenset({"jsonrpc", "id", "method", "params", "result", "error"})
+
+_BLANK: Final = b" \t\r\n"
+
+# What a parser would refuse of an escape that is marked, behind its mark.
+_BAD_ESCAPE: Final = re.compile(rb"\\u[dD](?![0-9a-fA-F]{3})")
+
+FEW_ARRAYS: Final = 16
+"""So many arrays in a block of lines are found one by one, which is cheaper than to count all brackets."""
+
+# Above this length, in bytes, lines are not split: Python does that byte by byte, and copies them.
+_SPLIT: Final = 400
+
+_CR: Final = ord("\r")
+_OPENS: Final = ord("{")
+_CLOSES: Final = ord("}")
+
+
+class Codec:
+    """Decode lines and encode messages.
+
+    Args:
+        salt: bytes no peer can guess, of at least 9 bytes in service (more add nothing). With them
+            surrogate escapes are spelled while they are inside the bridge, so
+            that no text of a peer can be taken for one.
+        max_depth: the deepest nesting that is accepted, or 0 for the parser's own limit.
+
+    Raises nothing at bytes of any kind: bad input is a `Refusal`.
+    """
+
+    __slots__ = ("_flat", "_marker", "_max_depth", "_short")
+
+    def __init__(self, salt: bytes, max_depth: int = 0) -> None:
+        # Short, since a text full of such escapes grows by as much for each.
+        self._marker = b"~" + binascii.b2a_base64(salt, newline=False)[:12] + b":"
+        self._max_depth = max_depth
+        # A line of this length can neither nest too deeply nor have too long an `id`: a level takes two
+        # bytes, `[]`, or five, `{"":}`.
+        self._short = min(MAX_ID_BYTES, 2 * max_depth) if max_depth else MAX_ID_BYTES
+        # Nor can one of this length that has few arrays.
+        self._flat = min(MAX_ID_BYTES, 5 * (max_depth - FEW_ARRAYS))
+
+    def decode_block(self, block: Block) -> list[Message] | None:
+        """Decode a block of a server's plain lines at once; None if any line needs the careful path.
+
+        Plain is a line without CR, BOM, bad UTF-8, deep nesting, unknown member
+        or `id` of an unusual type or length, with exactly one message on it.
+        """
+        return self._decode(block, _messages)
+
+    def decode_plain_block(self, block: Block) -> Sequence[Message] | None:
+        """Decode as `decode_block` does, if all are `PlainMessage`; None otherwise."""
+        return self._decode(block, _plain_messages)
+
+    def decode_calls(self, block: Block) -> list[Call] | None:
+        """Decode a block of a client's plain lines at once: see `decode_block`. A response is not plain."""
+        return self._decode(block, _calls)
+
+    def decode_plain_calls(self, block: Block) -> Sequence[Call] | None:
+        """Decode as `decode_calls` does; all are `PlainCall` if they can be, and none otherwise."""
+        plain = self._decode(block, _plain_calls)
+        return self._decode(block, _calls) if plain is None else plain
+
+    def _decode(self, block: Block, decoder: msgspec.json.Decoder[_Envelope]) -> list[_Envelope] | None:
+        if _CR in block or not (block.isascii() or _is_utf8(block)):
+            return None
+        size = len(block)
+        end = block.find(b"\n")
+        try:
+            if end == size - 1:
+                message = decoder.decode(block)
+                return [message] if size <= self._short or self._are_plain(block, [message]) else None
+            if end > _SPLIT:
+                messages = decoder.decode_lines(block)
+                return messages if self._are_plain(block, messages) else None
+            # Line by line: `decode_lines` takes any white space for the end of a line.
+            lines = block.split(b"\n")
+            if lines.pop():  # no newline at the end: not to be expected
+                return None
+            messages = [*map(decoder.decode, lines)]
+        except (msgspec.DecodeError, RecursionError):
+            return None
+        if size <= self._short or (longest := max(map(len, lines))) <= self._short:
+            return messages
+        if longest <= self._flat and brackets(block, FEW_ARRAYS, b"[") <= FEW_ARRAYS:
+            return messages
+        return messages if self._are_plain(block, messages) else None
+
+    def _are_plain(self, block: Block, messages: Sequence[Call]) -> bool:
+        """Whether each message of a block is alone on its line, and neither deep nor with a long `id`.
+
+        A newline between `}` and `{` always parts two messages, so one such newline behind each message
+        means one message a line.
+        """
+        max_depth = self._max_depth
+        if max_depth and brackets(block, max_depth) <= max_depth:
+            max_depth = 0  # not even all of them together could nest too deeply
+        find = block.find
+        begin = 0
+        for message in messages:
+            end = find(b"\n", begin)
+            if end < 1 or block[begin] != _OPENS or block[end - 1] != _CLOSES:
+                return False
+            if max_depth and end - begin > self._short and too_deep(block[begin:end], max_depth):
+                return False
+            if end - begin > MAX_ID_BYTES and (id := message.id) is not UNSET and _is_long(id):
+                return False
+            begin = end + 1
+        return begin == len(block)
+
+    def decode_line(self, line: Block) -> Message | Refusal | None:
+        """Decode one line, whatever it holds; None if it is blank.
+
+        Args:
+            line: without its newline.
+        """
+        line = bytes(line)
+        if line.startswith(BOM):
+            line = line[len(BOM) :]
+        if not line.strip(_BLANK):
+            return None
+        if not _is_utf8(line):
+            return Refusal(PARSE_ERROR, "the line is not valid UTF-8")
+        marked = False
+        try:
+            try:
+                _decode_raw(line)
+            except msgspec.DecodeError as fault:
+                marked_line = self._mark(line)
+                if marked_line is None:
+                    return Refusal(PARSE_ERROR, f"the line is not valid JSON ({fault})")
+                _decode_raw(marked_line)
+                line, marked = marked_line, True
+        except msgspec.DecodeError as fault:
+            return Refusal(PARSE_ERROR, f"the line is not valid JSON ({fault})")
+        except RecursionError:
+            guess = guess_id(line[:HEAD_KEPT], line[-HEAD_KEPT:])
+            return Refusal(
+                INVALID_REQUEST, "the message is nested too deeply", UNSET if guess is None else guess
+            )
+        # Valid JSON holds a CR only as white space. Text-mode readers end a line at
+        # it, and so would take what follows for a message of its own.
+        line = line.replace(b"\r", b" ").strip(_BLANK)
+        members = decode_members(line)
+        if members is None:
+            what = "batches are not supported" if line.startswith(b"[") else "the message is not an object"
+            return Refusal(INVALID_REQUEST, what)
+        message = self._envelope(members, marked)
+        if self._max_depth and too_deep(line, self._max_depth):
+            why = f"the message is nested more than {self._max_depth} levels deep"
+            return Refusal(INVALID_REQUEST, why, message.id)
+        return message
+
+    def _envelope(self, members: Members, marked: bool) -> Message | Refusal:
+        id: Id | UnsetType = UNSET
+        raw_id = members.pop("id", None)
+        if raw_id is not None:
+            read = self.read_id(raw_id)
+            if read is None:
+                return Refusal(INVALID_REQUEST, "`id` must be a string or an integer of at most 1 KiB")
+            id = read
+        version = members.pop("jsonrpc", None)
+        if version is None or _text(version) != "2.0":
+            return Refusal(INVALID_REQUEST, '`jsonrpc` must be "2.0"', id)
+        method: str | UnsetType = UNSET
+        raw_method = members.pop("method", None)
+        if raw_method is not None:
+            text = _text(raw_method)
+            if text is None:
+                return Refusal(INVALID_REQUEST, "`method` must be a string", id)
+            method = text
+        params: Params = UNSET
+        raw_params = members.pop("params", None)
+        if raw_params is not None:
+            first = bytes(memoryview(raw_params)[:1])
+            if first == b"{":
+                params = decode_members(raw_params)
+            elif first == b"[":
+                params = raw_params
+            elif first == b"n":
+                params = None
+            else:
+                return Refusal(INVALID_REQUEST, "`params` must be an object or an array", id)
+        result = members.pop("result", UNSET)
+        error = members.pop("error", UNSET)
+        # A peer that reads names without regard to case would take one for what stands for it here.
+        members = {name: raw for name, raw in members.items() if name.casefold() not in _ENVELOPE}
+        if members or marked or type(params) is Raw:
+            return OddMessage("2.0", id, method, params, result, error, members, marked)
+        return Message("2.0", id, method, params, result, error)
+
+    def read_id(self, raw: Raw) -> Id | None:
+        """An `id` from its bytes; None if it is of a kind that is not served."""
+        text = self.unmark(bytes(raw))
+        if len(text) > MAX_ID_BYTES:
+            return None
+        try:
+            return _decode_scalar(text)
+        except msgspec.DecodeError:
+            # A string that is valid JSON, and yet refused, holds an unpaired surrogate escape.
+            return Raw(text) if text[:1] == b'"' else None
+
+    def _mark(self, line: bytes) -> bytes | None:
+        """Spell each escape from U+D000 on with the marker; None if there is none, or an invalid one.
+
+        Those are the surrogate escapes, and others that need no marking. To find just the unpaired ones takes
+        a pattern, and seconds for a text that is full of them; to replace bytes takes next to nothing.
+        """
+        if self._marker in line:  # nobody can know the marker: chance does not happen
+            return None
+        # An escape is one only behind an even number of backslashes. No valid UTF-8 has 0xFF.
+        plain = line.replace(b"\\\\", b"\xff")
+        if _BAD_ESCAPE.search(plain):
+            return None
+        marked = plain.replace(b"\\ud", self._marker + b"d").replace(b"\\uD", self._marker + b"D")
+        return None if marked == plain else marked.replace(b"\xff", b"\\\\")
+
+    def unmark(self, text: bytes) -> bytes:
+        """Put the unpaired surrogate escapes back as the peer spelled them."""
+        # No pattern: a text full of such escapes would hold everybody up for seconds.
+        return text.replace(self._marker, b"\\u")
+
+    def owned(self, message: Call, raw: Raw) -> bytes:
+        """The bytes of a value to be kept: a copy that pins no buffer, as the peer spelled it."""
+        text = bytes(raw)
+        return self.unmark(text) if type(message) is OddMessage and message.marked else text
+
+    def render(self, message: Call) -> bytes:
+        """Encode one message as a line without its newline."""
+        if type(message) is not OddMessage:
+            return encoder.encode(message)
+        members: dict[str, Any] = {"jsonrpc": "2.0"}
+        for name in ("id", "method", "params", "result", "error"):
+            value = getattr(message, name)
+            if value is not UNSET:
+                members[name] = value
+        members.update(message.extra)
+        line = encoder.encode(members)
+        return self.unmark(line) if message.marked else line
+
+    def encode_lines(self, messages: list[Call | Raw]) -> bytes:
+        """Encode messages, each with its newline. `Raw` items are lines that are ready."""
+        return encoder.encode_lines(
+            [Raw(self.render(m)) if type(m) is OddMessage else m for m in messages]  # see OddMessage
+        )
+
+
+def _is_utf8(block: Block) -> bool:
+    try:
+        block.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _is_long(id: Id) -> bool:
+    # Escapes make a string's bytes more than its characters, and twelve times more at
+    # most: what could be too long is measured by the careful path.
+    return len(id) > 85 if type(id) is str else type(id) is int and id.bit_length() > 512
+
+
+def _text(raw: Raw) -> str | None:
+    try:
+        return _decode_text(raw)
+    except msgspec.DecodeError:
+        return None
+
+
+def salvage_id(line: Block) -> int | None:
+    """The upstream id of a response of the server that `decode_line` refused; None if none can be trusted.
+
+    The `id` of a `Refusal` is none: it may be a request's of the server's own, or a guess.
+    """
+    line = bytes(line).removeprefix(BOM)
+    members = _mended(line)
+    if members is None:
+        return trusted_id(line[:HEAD_KEPT], line[-HEAD_KEPT:])
+    id = members.get("id")
+    return plain_integer(id) if id is not None and "method" not in members else None
+
+
+def salvage_text(line: Block) -> bytes | None:
+    """As `salvage_id`, where ids are whatever a client chose: the `id` as it is spelled."""
+    line = bytes(line).removeprefix(BOM)
+    members = _mended(line)
+    if members is None:
+        return trusted_text(line[:HEAD_KEPT], line[-HEAD_KEPT:])
+    id = members.get("id")
+    return bytes(id) if id is not None and "method" not in members else None
+
+
+def _mended(line: bytes) -> Members | None:
+    # Bad UTF-8 moves no bracket: a line with no other fault decodes once it is replaced.
+    return decode_members(line if _is_utf8(line) else line.decode(errors="replace").encode())

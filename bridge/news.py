@@ -1,0 +1,45 @@
+"""What the core noticed, for the log: at most so much of each kind."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from bridge.core.outbox import Key
+from bridge.core.tables import NoticeKind
+from bridge.logs import RateLimit, printable
+
+_log = logging.getLogger("bridge")
+
+LEVELS: Final = {
+    NoticeKind.ERA_REFUSED: logging.INFO,
+    NoticeKind.SHARED_SESSION: logging.INFO,
+    NoticeKind.AMBIGUOUS_LOG: logging.INFO,
+}
+"""Of kinds that are no warnings."""
+
+
+class News:
+    """Logs what is mere news. Of each kind five at once and one a second; how many were dropped is said."""
+
+    __slots__ = ("_limits",)
+
+    def __init__(self) -> None:
+        self._limits: dict[NoticeKind, RateLimit] = {}
+
+    def tell(self, kind: NoticeKind, key: Key, detail: bytes, now: float) -> None:
+        """Log one piece of news, or count it.
+
+        Args:
+            key: of the connection or the child it is about.
+            detail: what a peer wrote.
+            now: monotonic seconds.
+        """
+        limit = self._limits.get(kind)
+        if limit is None:
+            limit = self._limits[kind] = RateLimit(1.0, 5.0)
+        dropped = limit.dropped
+        if limit.allow(now):
+            more = f" (and {dropped} more of this kind)" if dropped else ""
+            level = LEVELS.get(kind, logging.WARNING)
+            _log.log(level, "%s%s: %s", kind.value, more, printable(detail), extra={"key": key})
