@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
+import os
 from collections.abc import Callable
 from typing import Final, Protocol
 
@@ -105,7 +105,7 @@ class Hub:
         self._start = start
         self._loop = asyncio.get_running_loop()
         self._clock: Callable[[], float] = self._loop.time
-        self._router = Router(settings.limits, salt=secrets.token_bytes(16), version=__version__)
+        self._router = Router(settings.limits, salt=os.urandom(16), version=__version__)
         self._attention = self._router.attention
         self._ports: dict[Key, Port] = {}
         self._connections: dict[Key, ClientConnection] = {}
@@ -142,7 +142,7 @@ class Hub:
         if settings.sharing != "shared":
             from bridge.pool import Pool
 
-            self._pool = Pool(settings, self, self._launcher, salt=secrets.token_bytes(16))
+            self._pool = Pool(settings, self, self._launcher, salt=os.urandom(16))
 
     # --- Life
 
