@@ -20,12 +20,13 @@ import contextlib
 import os
 import signal
 import subprocess
+import time
 
 from bridge.binding import open_listeners
 from bridge.errors import SpawnError
 from bridge.guard import Guard
 from bridge.listener import open_listener
-from bridge.process import start_guarded
+from bridge.process import has_exited, start_guarded
 from bridge.reaper import release
 
 TYPE_CHECKING = False  # `typing` alone takes as long as a start of the guard
@@ -35,6 +36,12 @@ if TYPE_CHECKING:
     from bridge.config import Settings
     from bridge.listener import Listener
     from bridge.process import Started
+
+TERM_GRACE_S: Final = 1.0
+"""Between SIGTERM and SIGKILL, as at any other stop. One that has not come far ends at once."""
+
+LOOK_S: Final = 0.005
+"""How often it is looked whether the server has exited: there is no event loop that could tell."""
 
 KILLED_WAIT_S: Final = 1.0
 """A killed process is gone in milliseconds, unless the kernel holds it: then it is left to the system."""
@@ -106,16 +113,25 @@ class HeadStart:
             self.guard.close()
 
     def _end(self, server: Started) -> None:
-        """Kill a server that nobody has spoken to: there is nothing it could finish."""
+        """End a server that nobody has spoken to: end of input and SIGTERM at once, then SIGKILL."""
         pid = server.process.pid
-        if pid > 1:  # group 1 would be every process
-            with contextlib.suppress(OSError):
-                os.killpg(pid, signal.SIGKILL)
         for pipe in (server.stdin, server.stdout, server.stderr):
             if pipe is not None:
                 pipe.close()
+        _signal_group(pid, signal.SIGTERM)
+        deadline = time.monotonic() + TERM_GRACE_S
+        while not has_exited(server.process) and time.monotonic() < deadline:
+            time.sleep(LOOK_S)
+        # Before it is reaped: until then the number of the group can belong to nobody else.
+        _signal_group(pid, signal.SIGKILL)
         if self.guard is not None:
-            self.guard.remove(pid)  # before it is reaped
+            self.guard.remove(pid)
         with contextlib.suppress(subprocess.TimeoutExpired):
             server.process.wait(KILLED_WAIT_S)
         release(pid)
+
+
+def _signal_group(pid: int, number: signal.Signals) -> None:
+    if pid > 1:  # group 1 would be every process
+        with contextlib.suppress(OSError):
+            os.killpg(pid, number)

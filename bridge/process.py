@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from bridge.guard import Guard
 
-__all__ = ["ExitWatch", "Started", "start_guarded", "start_process"]
+__all__ = ["ExitWatch", "Started", "has_exited", "start_guarded", "start_process"]
 
 # How often to ask whether a process has exited, where there is no pidfd to tell.
 EXIT_POLL_S = 0.05
@@ -157,7 +157,7 @@ class ExitWatch:
             loop.add_reader(self._pidfd, self._exited)
 
     def _poll(self) -> None:
-        if _has_exited(self._process):
+        if has_exited(self._process):
             insist(self._loop, self._callback)
         else:
             self._loop.call_later(EXIT_POLL_S, self._poll)
@@ -168,7 +168,8 @@ class ExitWatch:
         insist(self._loop, self._callback)
 
 
-def _has_exited(process: subprocess.Popen[bytes]) -> bool:
+def has_exited(process: subprocess.Popen[bytes]) -> bool:
+    """Whether a process has exited. It is not reaped by that, but on macOS."""
     try:
         return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except AttributeError:  # macOS: reaped here, a moment before its group is killed

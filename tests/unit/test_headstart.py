@@ -130,12 +130,10 @@ def test_what_nobody_took_is_undone(
     start.close()
 
 
-def test_the_whole_group_of_the_server_is_killed(place: Path, start: HeadStart) -> None:
-    start.make(
-        settings(
-            place, "sh", "-c", f"sleep 1000 & echo $! >{place}/pid.new; mv {place}/pid.new {place}/pid; wait"
-        )
-    )
+@pytest.mark.parametrize("deaf", ["", "trap '' TERM; "], ids=["ends", "deaf"])
+def test_the_whole_group_of_the_server_is_ended(place: Path, start: HeadStart, deaf: str) -> None:
+    script = f"{deaf}sleep 1000 & echo $! >{place}/new; mv {place}/new {place}/pid; while :; do wait; done"
+    start.make(settings(place, "sh", "-c", script))
     deadline = time.monotonic() + WAIT_S
     while not (place / "pid").exists():
         assert time.monotonic() < deadline
@@ -145,6 +143,18 @@ def test_the_whole_group_of_the_server_is_killed(place: Path, start: HeadStart) 
     while alive(grandchild) and "Z" not in Path(f"/proc/{grandchild}/stat").read_text().split():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_the_server_is_asked_to_end_before_it_is_killed(place: Path, start: HeadStart) -> None:
+    """It may have made something by then that it has to take away."""
+    tidy = f"trap 'rm {place}/made; exit' TERM; touch {place}/made; while :; do sleep 0.01; done"
+    start.make(settings(place, "sh", "-c", tidy))
+    deadline = time.monotonic() + WAIT_S
+    while not (place / "made").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    start.close()
+    assert os.listdir(place) == []
 
 
 def test_a_server_that_was_taken_is_left_alone(place: Path, start: HeadStart) -> None:
@@ -218,7 +228,7 @@ def test_a_bridge_without_a_guard_starts_the_server_all_the_same(
     assert server is not None
     assert not isinstance(server, SpawnError)
     start.close()
-    assert server.process.returncode == -signal.SIGKILL
+    assert server.process.returncode == -signal.SIGTERM
 
 
 def test_warnings_wait_until_logging_is_set_up(caplog: pytest.LogCaptureFixture) -> None:
