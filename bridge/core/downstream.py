@@ -483,6 +483,7 @@ class Downstream(ClientLines):
         tables = self._tables
         tables.clients.pop(client.key, None)
         tables.sessions.pop(client.key, None)
+        tables.initialized.pop(client.key, None)
         tables.lingering.pop(client.key, None)
         self._waiting.forget(client)
         for holder in list(client.holders.values()):

@@ -150,6 +150,8 @@ class LegacySessions:
             client.session = Session()
         client.session.open = True
         tables.sessions[client.key] = client
+        if client.session.initialized:
+            tables.initialized[client.key] = client
         declared = decode_members(params.get("capabilities", Raw(b"{}"))) or {}
         costs = [name for name in COSTS if name in declared]
         if costs:
@@ -159,6 +161,8 @@ class LegacySessions:
         """A client's notification about its own session: it ends at the bridge."""
         if method == INITIALIZED and client.session is not None:
             client.session.initialized = True
+            if client.session.open:
+                self._tables.initialized[client.key] = client
 
     # -- the server ----------------------------------------------------------------
 
@@ -207,8 +211,7 @@ class LegacySessions:
     def _changed(self, line: Raw) -> None:
         """A list has changed: every client with a session is told."""
         tables = self._tables
-        told = [c for c in tables.sessions.values() if c.session is not None and c.session.initialized]
-        tables.stats.notifications_down += tables.outbox.put_to_all(told, line)
+        tables.stats.notifications_down += tables.outbox.put_to_all(tables.initialized.values(), line)
 
     def settled(self, question: Entry, message: Message | None) -> None:
         """The server has answered a question; None: it could not be read."""

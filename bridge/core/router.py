@@ -148,6 +148,7 @@ class Router:
             "queued_bytes": tables.queued_bytes,
             "lingering": len(tables.lingering),
             "sessions": len(tables.sessions),
+            "initialized": len(tables.initialized),
             "holders": tables.holders,
             "resource_holders": self._legacy.resources.holders,
             "tasks": self._legacy.tasks.count,

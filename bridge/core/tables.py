@@ -196,6 +196,7 @@ class Tables:
         "codec_up",
         "greeting",
         "holders",
+        "initialized",
         "last_id",
         "limits",
         "lingering",
@@ -227,6 +228,8 @@ class Tables:
         self.clients: dict[Key, Client] = {}
         self.waiting: dict[Era, OrderedDict[Key, Queue]] = {era: OrderedDict() for era in Era}
         """For each era the clients' queues that are not empty, in the order of their turns."""
+        self.initialized: dict[Key, Client] = {}
+        """Of those that have a session, who may be told of changes."""
         self.sessions: dict[Key, Client] = {}
         """Clients that have a legacy session, in the order in which they opened it."""
         self.lingering: dict[Key, Client] = {}

@@ -15,6 +15,8 @@ SUBSCRIPTION_ID: Final = PREFIX + "subscriptionId"
 REFUSED: Final = -32602
 """What the server says to a listen that it does not want."""
 OPENINGS_SPENT: Final = -31001
+OPENINGS: Final = 3
+"""Processes in a row that may die before they acknowledge a listen."""
 """The bridge gives a listen up that no server lived long enough to acknowledge."""
 
 
@@ -115,7 +117,8 @@ class ListenJudge:
         if error is not None:
             refused = error.get("code") == REFUSED and "refuse" in listen.sent.filter
             spent = error.get("code") == OPENINGS_SPENT and client.facts.deaths
-            spent = spent and (listen.acked_at is None or client.connection.apart)
+            if listen.acked_at is not None and not client.connection.apart:
+                spent = spent and self._openings(listen.acked_at) >= OPENINGS
             if not refused and not spent:
                 client.complain("wrong-outcome", f"{name} earned {show(message)}")
             return True
@@ -128,6 +131,11 @@ class ListenJudge:
 
     def _ended_by_server(self, filter: str) -> bool:
         return any(heard.filter == filter and heard.ended for heard in self._client.facts.heard.values())
+
+    def _openings(self, acked_at: float) -> int:
+        """How many shared processes that were started since an acknowledgement have died."""
+        lives = self._client.facts.lives
+        return sum(life.died and not life.apart and life.started > acked_at for life in lives)
 
     def notification(self, method: str, params: dict[str, Any], message: Message) -> bool:
         """Take a notification; False if it names no subscription."""

@@ -244,6 +244,16 @@ def test_a_subscription_that_is_served_breaks_nothing() -> None:
     assert rules(life(*lines), clients=[client(*events)]) == set()
 
 
+@pytest.mark.parametrize(("deaths", "broken"), [(2, {"wrong-outcome"}), (3, set())])
+def test_a_subscription_is_given_up_after_three_servers_that_never_acknowledged_it(
+    deaths: int, broken: set[str]
+) -> None:
+    first = life("L 7 demo:1 -", "K 7 demo:1", "D exit3", dead=True)
+    later = [Life(f"later{n}", 1000, 0.5, "modern", True, parse_log(log("D exit3"))) for n in range(deaths)]
+    events: list[Event] = [listen(), acknowledged(at=0.25), refusal(-31001, "s"), closed()]
+    assert rules(first, *later, clients=[client(*events)]) & {"wrong-outcome"} == broken
+
+
 SUBSCRIPTIONS: dict[str, tuple[tuple[str, ...], list[Event]]] = {
     "unacknowledged": (LISTENED, [listen(), updated("one/7/0/demo:1"), acknowledged(), closed()]),
     "stray-subscription": (LISTENED, [listen(), acknowledged(), updated("one/7/0/demo:2"), closed()]),

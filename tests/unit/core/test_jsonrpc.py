@@ -102,15 +102,31 @@ def nested(levels: int, kind: str = "[", core: bytes = b"1") -> bytes:
 
 # -- lines --------------------------------------------------------------------
 
+LONG = b'{"pad":"%s"}' % (b"x" * 500)
+"""Makes a line so long that the codec does not part the lines of its block."""
+
 
 @pytest.mark.parametrize("line", [b"", b" ", b"\r", b"\t \r\t", b"\xef\xbb\xbf", b"\xef\xbb\xbf \r"])
 def test_a_blank_line_is_nothing(codec: Codec, line: bytes) -> None:
     assert decode(codec, line) is None
 
 
-def test_the_fast_path_leaves_a_blank_line_to_the_careful_one(codec: Codec) -> None:
-    for block in (b"\n", request() + b"\n\n", b"\n" + request() + b"\n", request() + b"\n \n"):
+@pytest.mark.parametrize("first", [b"{}", LONG])
+def test_the_fast_path_leaves_a_blank_line_to_the_careful_one(codec: Codec, first: bytes) -> None:
+    line = request(first)
+    for block in (
+        b"\n",
+        line + b"\n\n",
+        b"\n" + line + b"\n",
+        line + b"\n \n",
+        line + b"\n\n" + line + b"\n",
+    ):
         assert codec.decode_block(block) is None
+
+
+def test_the_fast_path_takes_whole_lines_only(codec: Codec) -> None:
+    for first in (b"{}", LONG):
+        assert codec.decode_block(request(first) + b"\n" + request()) is None
 
 
 def test_no_bytes_are_no_messages(codec: Codec) -> None:
@@ -151,6 +167,7 @@ def test_two_messages_on_one_line_are_none(codec: Codec, between: bytes) -> None
     line = request() + between + request(id=b"2")
     assert codec.decode_block(line + b"\n") is None
     assert codec.decode_block(request() + b"\n" + line + b"\n") is None
+    assert codec.decode_block(request(LONG) + b"\n" + line + b"\n") is None
     refused(codec, line, PARSE_ERROR)
 
 
@@ -162,14 +179,17 @@ def test_one_message_over_two_lines_is_none(codec: Codec) -> None:
             refused(codec, line, PARSE_ERROR)
 
 
-def test_a_message_over_two_lines_and_two_on_one_do_not_make_up_for_each_other(codec: Codec) -> None:
+@pytest.mark.parametrize("before", [b"", request(LONG) + b"\n"])
+def test_a_message_over_two_lines_and_two_on_one_do_not_make_up_for_each_other(
+    codec: Codec, before: bytes
+) -> None:
     """As many lines as messages, and still not one on each."""
     block = b'{"jsonrpc":"2.0","method":"a"}{"jsonrpc":"2.0",\n"method":"b"}\n'
-    assert codec.decode_block(block) is None
+    assert codec.decode_block(before + block) is None
     block = b'{"jsonrpc":"2.0","method":"a","params":{}\n}{"jsonrpc":"2.0","method":"b"}\n'
-    assert codec.decode_block(block) is None
+    assert codec.decode_block(before + block) is None
     block = b'{"jsonrpc":"2.0","method":"a"}{"jsonrpc":"2.0","params":\n{},"method":"b"}\n'
-    assert codec.decode_block(block) is None
+    assert codec.decode_block(before + block) is None
 
 
 # -- CR: one line must stay one line for whoever reads text ---------------------
