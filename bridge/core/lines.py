@@ -93,6 +93,8 @@ class ClientLines:
         while client.deferred and not client.closing:
             self.turn(client)
         for segment in client.framer.finish():
+            if client.closing:  # cut for what was left for another turn
+                return
             if type(segment) is OverlongEnd:
                 self._overlong(client, segment)
             elif type(self._tables.codec_down.decode_line(segment[:-1])) is not Refusal:  # type: ignore[index]  # see above

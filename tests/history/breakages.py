@@ -252,9 +252,8 @@ BREAKAGES: Final = (
         "stray-notification",
         (
             "core/legacy.py",
-            "        told = [c for c in tables.sessions.values()"
-            " if c.session is not None and c.session.initialized]\n",
-            "        told = list(tables.clients.values())\n",
+            "tables.outbox.put_to_all(tables.initialized.values(), line)",
+            "tables.outbox.put_to_all(tables.clients.values(), line)",
         ),
     ),
     _breakage(

@@ -438,6 +438,16 @@ def test_what_is_left_of_a_client_that_is_cut_or_gone_is_left() -> None:
     assert not s.sizes
 
 
+def test_the_last_line_of_a_client_that_is_cut_for_what_came_before_it_is_not_carried_out() -> None:
+    """It waited for a server, which was started for nobody."""
+    s = Scenario(bad_lines=2, server=False)
+    s.client("A", b"\n" * TURN_LINES + b"?\n?\n" + line(request(1))[:-1]).expect(A=Control.TURN)
+    out = s.eof("A")
+    out.expect(A=[*[refusal(-32700, "parse_error")] * 2, CLOSE])
+    assert out.told().count(NoticeKind.NEED_CHILD) == 0
+    assert not s.sizes
+
+
 def test_lines_that_are_decoded_at_once_are_not_counted() -> None:
     s = Scenario(max_in_flight=5000)
     out = s.client("A", *[request(id) for id in range(2 * TURN_LINES)])
