@@ -16,7 +16,7 @@ from typing import Literal
 
 import pytest
 
-from bridge import warn
+from bridge import headstart, warn
 from bridge.address import parse_address
 from bridge.config import Settings
 from bridge.errors import ConfigError, ListenError, SpawnError
@@ -145,8 +145,11 @@ def test_the_whole_group_of_the_server_is_ended(place: Path, start: HeadStart, d
         time.sleep(0.01)
 
 
-def test_the_server_is_asked_to_end_before_it_is_killed(place: Path, start: HeadStart) -> None:
+def test_the_server_is_asked_to_end_before_it_is_killed(
+    place: Path, start: HeadStart, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It may have made something by then that it has to take away."""
+    monkeypatch.setattr(headstart, "TERM_GRACE_S", WAIT_S)  # a loaded machine
     tidy = f"trap 'rm {place}/made; exit' TERM; touch {place}/made; while :; do sleep 0.01; done"
     start.make(settings(place, "sh", "-c", tidy))
     deadline = time.monotonic() + WAIT_S
