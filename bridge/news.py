@@ -18,6 +18,12 @@ LEVELS: Final = {
 }
 """Of kinds that are no warnings."""
 
+BEGINNINGS: Final = (b"{", b"[")
+BLANK: Final = b" \t\r\xef\xbb\xbf"
+"""What may stand before a message in its line, a byte order mark among it."""
+
+UNTOLD: Final = b"it begins like a message; --log-level debug shows it"
+
 
 class News:
     """Logs what is mere news. Of each kind five at once and one a second; how many were dropped is said."""
@@ -42,4 +48,19 @@ class News:
         if limit.allow(now):
             more = f" (and {dropped} more of this kind)" if dropped else ""
             level = LEVELS.get(kind, logging.WARNING)
+            if not _log.isEnabledFor(logging.DEBUG):
+                detail = without_body(kind, detail)
             _log.log(level, "%s%s: %s", kind.value, more, printable(detail), extra={"key": key})
+
+
+def without_body(kind: NoticeKind, detail: bytes) -> bytes:
+    """What may be told of `detail` in any log: what is in a message is for its peers alone.
+
+    A client's line may be half a message, cut anywhere: what was wrong with it, which stands before it, is
+    enough. What a server writes beside its messages shows what is wrong with the server.
+    """
+    if kind is NoticeKind.BAD_LINE:
+        return detail.partition(b"\n")[0]
+    if kind is NoticeKind.NOISE and detail.lstrip(BLANK).startswith(BEGINNINGS):
+        return UNTOLD
+    return detail

@@ -38,6 +38,21 @@ def run(command: Sequence[str | Path], *, cwd: Path = ROOT, env: Mapping[str, st
         raise SystemExit(f"setup: failed with exit status {done.returncode}: {shown}")
 
 
+def need_the_environment(command: str, *modules: str) -> None:
+    """Run a command (`tests.stress`, say) with the test environment's Python if this one lacks modules.
+
+    SystemExit if there is no such environment, or it lacks them, too.
+    """
+    if sys.version_info >= (3, 11) and all(importlib.util.find_spec(name) for name in modules):
+        return
+    environment = ROOT / ".venv"
+    python = venv_python(environment)
+    if not python.exists() or sys.prefix == str(environment):
+        raise SystemExit("set up the environment first: python3 -m tests --setup-only")
+    os.chdir(ROOT)
+    os.execv(python, [str(python), "-m", command, *sys.argv[1:]])
+
+
 def _stamp(*files: Path) -> str:
     """What an installation was made from: the interpreter, the place and the content of its lock files."""
     digest = hashlib.sha256(f"{sys.version} {ROOT}".encode())

@@ -1,7 +1,7 @@
 """Start bridges again and again under umask 000 while another user tries to get in.
 
-    python -m tests.umask_starts [STARTS]                  10,000 whole starts unless said otherwise; as root
-    python -m tests.umask_starts --listeners [STARTS]      only what a start does to the file system
+    python3 -m tests.umask_starts [STARTS]                 10,000 whole starts unless said otherwise; as root
+    python3 -m tests.umask_starts --listeners [STARTS]      only what a start does to the file system
 
 A whole start is a `mcp-bridge` process of its own with a server, which is asked something and answers, and a
 SIGTERM. Two run at a time, at two paths of one directory; 10,000 take about half an hour on two cores. The
@@ -29,6 +29,7 @@ from pathlib import Path
 
 from bridge.address import Address
 from bridge.listener import open_listener
+from tests import setup_parts
 
 ROOT = Path(__file__).parent.parent
 INTRUDER = ROOT / "tests" / "support" / "intruder.py"
@@ -139,10 +140,15 @@ def connected(path: str, process: subprocess.Popen[bytes]) -> socket.socket:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.umask_starts")
-    parser.add_argument("starts", nargs="?", type=int, default=10_000)
-    parser.add_argument("--listeners", action="store_true")
+    setup_parts.need_the_environment("tests.umask_starts", "uvloop", "msgspec")
+    parser = argparse.ArgumentParser(
+        prog="python3 -m tests.umask_starts", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("starts", nargs="?", type=int, default=10_000, help="how many [%(default)s]")
+    parser.add_argument("--listeners", action="store_true", help="only what a start does to the file system")
     args = parser.parse_args()
+    if os.getuid():
+        parser.error("only root can become another user: run it as root")
     before = time.monotonic()
     with intruded() as (place, intruder):
         if args.listeners:

@@ -132,7 +132,7 @@ class Downstream(ClientLines):
                         child = legacy if meta.version is UNSET else modern
                         if meta.token is not UNSET:
                             token = meta.token
-                        elif child is modern and len(memoryview(raw)) <= USUAL_META_KEPT:
+                        elif meta.version is not UNSET and len(memoryview(raw)) <= USUAL_META_KEPT:
                             client.usual_meta = raw.copy()
             if child is None:
                 self._message(client, message, False)

@@ -138,14 +138,14 @@ class ClientLines:
             return
         tables = self._tables
         tables.stats.bad_lines += 1
-        tables.note(NoticeKind.BAD_LINE, client.key, bytes(line[:512]))
+        tables.note(NoticeKind.BAD_LINE, client.key, _trace(refusal.reason, line))
         tables.refuse(client, refusal.id, refusal.code, refusal.reason, "invalid_request")
 
     def _bad_line(self, client: Client, reason: str, line: Block) -> None:
         tables = self._tables
         tables.stats.bad_lines += 1
         client.bad_lines += 1
-        tables.note(NoticeKind.BAD_LINE, client.key, bytes(line[:512]))
+        tables.note(NoticeKind.BAD_LINE, client.key, _trace(reason, line))
         tables.refuse(client, UNSET, jsonrpc.PARSE_ERROR, reason, "parse_error")
         if client.strict or client.bad_lines >= tables.limits.bad_lines:
             self.cut(client, b"too many lines that are not JSON")
@@ -173,3 +173,8 @@ class ClientLines:
     def _invalid(self, client: Client, id: Id | UnsetType, why: str) -> None:
         self._tables.stats.bad_lines += 1
         self._tables.refuse(client, id, jsonrpc.INVALID_REQUEST, why, "invalid_request")
+
+
+def _trace(reason: str, line: Block) -> bytes:
+    """What was wrong, and after a newline the line: it may be of a message, and not for every log."""
+    return reason.encode() + b"\n" + bytes(line[:512])

@@ -103,9 +103,10 @@ class Upstream:
             child.odd_blocks -= 1
         else:
             messages = codec.decode_plain_block(block)
+            if messages is None:
+                child.odd_blocks = ODD_BLOCKS
         if messages is None:
             messages = codec.decode_block(block)
-            child.odd_blocks = child.odd_blocks or ODD_BLOCKS
         if messages is not None:
             self.messages(child, messages)
             return

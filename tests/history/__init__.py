@@ -14,5 +14,5 @@ breakages.py, breakages_sharing.py
 
 python3 -m tests.history --requests 1000000 --seed 1 --listen unix
 python3 -m tests.history --sharing isolated
-python3 -m tests.history.breakages
+.venv/bin/python -m tests.history.breakages
 """

@@ -6,36 +6,23 @@ It exits with 1 if a promise was broken, and says which; the same seed with `--r
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import os
 import random
 import sys
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def need_the_environment() -> None:
-    """Go on with the test environment's Python if this one lacks what the bridge imports."""
-    if importlib.util.find_spec("uvloop") and importlib.util.find_spec("msgspec"):
-        return
-    python = ROOT / ".venv" / "bin" / "python"
-    if not python.exists() or sys.prefix == str(ROOT / ".venv"):
-        raise SystemExit("set up the environment first: python3 -m tests --setup-only")
-    os.chdir(ROOT)
-    os.execv(python, [str(python), "-m", "tests.history", *sys.argv[1:]])
+from tests import setup_parts
 
 
 def main() -> None:
-    need_the_environment()
+    setup_parts.need_the_environment("tests.history", "uvloop", "msgspec")
     # Only now: they need the environment.
     import uvloop
 
     from tests.history.run import Profile, run
 
     parser = argparse.ArgumentParser(prog="python3 -m tests.history", description=__doc__.splitlines()[0])
-    parser.add_argument("--requests", type=int, default=20_000, help="[%(default)s]")
+    parser.add_argument("--requests", type=int, default=20_000, help="at least so many [%(default)s]")
     parser.add_argument("--seed", type=int, help="[a new one]")
     parser.add_argument("--listen", choices=("unix", "tcp", "both"), default="both", help="[%(default)s]")
     parser.add_argument(

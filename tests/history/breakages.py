@@ -1,6 +1,6 @@
 """Faults of the bridge that the checker must find: the check of the checker.
 
-    python3 -m tests.history.breakages [--seeds 5] [--only NAME ...]
+    .venv/bin/python -m tests.history.breakages [--seeds 5] [--only NAME ...]
 
 Each is a replacement of text in a copy of the package. A text that does not stand there exactly once is an
 error: then the code has changed, and the fault must be put in anew. Only what is found by a rule that it
@@ -252,9 +252,8 @@ BREAKAGES: Final = (
         "stray-notification",
         (
             "core/legacy.py",
-            "        told = [c for c in tables.sessions.values()"
-            " if c.session is not None and c.session.initialized]\n",
-            "        told = list(tables.clients.values())\n",
+            "tables.outbox.put_to_all(tables.initialized.values(), line)",
+            "tables.outbox.put_to_all(tables.clients.values(), line)",
         ),
     ),
     _breakage(
@@ -421,7 +420,9 @@ def find(breakage: Breakage, seed: int) -> tuple[bool, str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python3 -m tests.history.breakages", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog=".venv/bin/python -m tests.history.breakages", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--seeds", type=int, default=5, help="four of five must find each [%(default)s]")
     parser.add_argument("--only", nargs="*", help="names, or parts of them")
     options = parser.parse_args()

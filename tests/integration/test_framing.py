@@ -218,9 +218,17 @@ async def test_a_tenth_line_in_a_row_that_is_no_json_closes_a_unix_connection(sh
 
 
 async def test_a_line_the_client_got_wrong_leaves_a_trace_that_is_escaped_and_cut() -> None:
-    """Reported: malformed input left no trace on stderr. It must neither flood it."""
+    """Reported: malformed input left no trace on stderr. It must neither flood it. The text itself, which may
+    be of a message, is there at `debug` alone.
+    """
     command = server_command("scripted.py")
     async with running_bridge(*command) as bridge, await bridge.connect() as client:
+        await client.send(b'{"password":"hunter2"\n')
+        await client.recv()
+        (line,) = await bridge.wait_log("is no message: the line is not valid JSON")
+        assert "hunter2" not in bridge.stderr_text()
+    debug = ["--log-level", "debug"]
+    async with running_bridge(*command, options=debug) as bridge, await bridge.connect() as client:
         await client.send(b"{\x1b[31mtrace of a bad line" + b"y" * 5000 + b"\n")
         await client.recv()
         (line,) = await bridge.wait_log("trace of a bad line")

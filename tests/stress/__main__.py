@@ -7,27 +7,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib.util
-import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def need_the_environment() -> None:
-    """Go on with the test environment's Python if this one lacks what the bridge imports."""
-    if importlib.util.find_spec("uvloop") and importlib.util.find_spec("msgspec"):
-        return
-    python = ROOT / ".venv" / "bin" / "python"
-    if not python.exists() or sys.prefix == str(ROOT / ".venv"):
-        raise SystemExit("set up the environment first: python3 -m tests --setup-only")
-    os.chdir(ROOT)
-    os.execv(python, [str(python), "-m", "tests.stress", *sys.argv[1:]])
+from tests import setup_parts
 
 
 def tell(line: str) -> None:
@@ -104,7 +90,7 @@ LOADS: dict[str, Callable[[argparse.Namespace], Coroutine[Any, Any, None]]] = {
 
 
 def main() -> None:
-    need_the_environment()
+    setup_parts.need_the_environment("tests.stress", "uvloop", "msgspec")
     names = "\n".join(f"  {name:9} {load.__doc__}" for name, load in LOADS.items())
     parser = argparse.ArgumentParser(
         prog="python3 -m tests.stress",

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from bridge.core.codec import Codec
+from bridge.core.framing import Block
+from bridge.core.jsonrpc import Message
 from bridge.core.tables import LOGGERS_KEPT, NoticeKind
+from bridge.core.upstream import ODD_BLOCKS
 from tests.unit.core.scenario import (
     PREFIX,
     Json,
@@ -145,6 +150,29 @@ def test_progress_of_one_read_comes_in_its_order_and_before_the_response() -> No
     s.server(progress(2, progress=1), progress(2, progress=2), result(2)).expect(
         A=[progress("t", progress=1), progress("t", progress=2), result(1)]
     )
+
+
+def test_one_notification_out_of_the_ordinary_costs_a_server_the_quick_way_for_a_while_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was never tried again."""
+    tried: list[Block] = []
+    decode = Codec.decode_plain_block
+
+    def counted(codec: Codec, block: Block) -> Sequence[Message] | None:
+        tried.append(block)
+        return decode(codec, block)
+
+    s = Scenario()
+    monkeypatch.setattr(Codec, "decode_plain_block", counted)
+    s.server(log("x"))
+    assert len(tried) == 1
+    for _ in range(ODD_BLOCKS):
+        s.server(progress(9))
+    assert len(tried) == 1
+    s.server(progress(9))
+    s.server(progress(9))
+    assert len(tried) == 3
 
 
 def test_progress_of_a_request_that_was_answered_is_dropped() -> None:

@@ -427,16 +427,6 @@ def test_a_client_that_stops_sending_before_its_turn_has_come_is_answered_all_th
     assert out.items("server") == [request(2)]
 
 
-@pytest.mark.parametrize("last", [request(1), listen(1, toolsListChanged=True)])
-def test_a_client_that_is_cut_when_it_stops_sending_asks_nothing_any_more(last: Json) -> None:
-    """What stands behind the lines that it is cut for was carried out for nobody."""
-    s = Scenario(bad_lines=2)
-    s.client("A", b"\n" * TURN_LINES + b"?\n?\n" + line(last)[:-1]).expect(A=Control.TURN)
-    s.eof("A").expect(A=[*[refusal(-32700, "parse_error")] * 2, CLOSE])
-    s.turn("A").expect()
-    assert s.sizes == {}
-
-
 def test_what_is_left_of_a_client_that_is_cut_or_gone_is_left() -> None:
     s = Scenario("AB", bad_lines=2)
     s.client("A", b"\n" * TURN_LINES + b"?\n?\n" + b"{}\n" * 3)
@@ -445,6 +435,16 @@ def test_what_is_left_of_a_client_that_is_cut_or_gone_is_left() -> None:
     s.client("B", b"{}\n" * 2 * TURN_LINES)
     s.leave("B").expect()
     s.turn("B").expect()
+    assert not s.sizes
+
+
+def test_the_last_line_of_a_client_that_is_cut_for_what_came_before_it_is_not_carried_out() -> None:
+    """It waited for a server, which was started for nobody."""
+    s = Scenario(bad_lines=2, server=False)
+    s.client("A", b"\n" * TURN_LINES + b"?\n?\n" + line(request(1))[:-1]).expect(A=Control.TURN)
+    out = s.eof("A")
+    out.expect(A=[*[refusal(-32700, "parse_error")] * 2, CLOSE])
+    assert out.told().count(NoticeKind.NEED_CHILD) == 0
     assert not s.sizes
 
 

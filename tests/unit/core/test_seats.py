@@ -428,6 +428,21 @@ def test_a_modern_need_goes_to_a_process_of_its_own_once_the_silent_child_opens_
     s.second(discovered(3)).expect(second=request(4))
 
 
+def test_what_a_legacy_client_says_in_each_meta_takes_no_request_of_it_to_the_other_era() -> None:
+    """A `_meta` is recognised by its bytes: one that names no version was taken for a modern one, if it came
+    while neither era's server took requests."""
+    s = auto()
+    s.client("A", initialize(1))
+    s.server(greeting(1))
+    s.block()
+    s.client("A", legacy(2, _meta={"traceparent": "t"})).expect()
+    s.unblock().expect(server=legacy(2, _meta={"traceparent": "t"}))
+    s.client("B", request(1))
+    s.open(1).expect(second=probe(3))
+    s.second(discovered(3)).expect(second=request(4))
+    s.client("A", legacy(3, _meta={"traceparent": "t"})).expect(server=legacy(5, _meta={"traceparent": "t"}))
+
+
 def test_subscriptions_that_wait_for_a_silent_child_are_refused_like_requests() -> None:
     s = modern_first()
     s.server(discovered(1))
