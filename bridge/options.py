@@ -286,7 +286,9 @@ def _parser() -> argparse.ArgumentParser:
         "10MiB less 1",
     )
     group.value("--max-message", "SIZE", "longest line from the server", _size, limits.max_message, "64MiB")
-    group.value("--max-depth", "N", "levels of nesting in a client's message", _depth, limits.max_depth)
+    group.value(
+        "--max-depth", "N", "levels of nesting in a client's message, at most 512", _depth, limits.max_depth
+    )
     group.value(
         "--client-buffer",
         "SIZE",
