@@ -233,7 +233,7 @@ class Child:
             self.ending = True
             self.unread = self._stdin.unread
             if self._early is None:
-                self._owner.child_ending(self)
+                insist(self._loop, self._owner.child_ending, self)
 
     def _exit_seen(self) -> None:
         self._exited = True
@@ -346,19 +346,25 @@ class Child:
             drain(self._stderr, self._stderr_fd, self._lines.feed)
         self._lines.end()
         self._over = True
+        try:
+            self._let_go()
+        finally:  # whoever waits for it would wait for ever
+            insist(self._loop, self._owner.child_ended, self)
+            if not self._ended.done():
+                self._ended.set_result(None)
+
+    def _let_go(self) -> None:
+        """Keep nothing of the process."""
         _cancel(self._eof_timer, self._drain_timer, self._stop_timer, self._kill_timer)
-        self._stdin.drop()
-        for reader in (self._stdout, self._stderr):
-            if reader is not None:
-                reader.close()
         if self._exited:
             self._reap()
         else:
             logger.error("the server process %d cannot be killed; it is given up", self.pid)
             self.status = -signal.SIGKILL
-        insist(self._loop, self._owner.child_ended, self)
-        if not self._ended.done():
-            self._ended.set_result(None)
+        self._stdin.drop()
+        for reader in (self._stdout, self._stderr):
+            if reader is not None:
+                reader.close()
 
     def _reap(self) -> None:
         """Release the process id. Nothing may be sent to the group from then on."""

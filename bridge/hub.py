@@ -33,6 +33,7 @@ from bridge.logs import LogWriter, RateLimit, StderrRelay, printable
 from bridge.memory import Memory
 from bridge.news import News
 from bridge.standing import standing
+from bridge.stdin import STDIN_HIGH
 from bridge.supervisor import Supervisor
 from bridge.tuning import most_connections
 
@@ -43,9 +44,6 @@ if TYPE_CHECKING:
     from bridge.pool import Pool
 
 _log = logging.getLogger("bridge")
-
-STDIN_HIGH: Final = 1024 * 1024
-"""How much is moved into the server's stdin before the clients' queues wait, in bytes."""
 
 TICK: Final = 0.1
 """How often, in seconds, deadlines and buffers are looked at while there are any."""

@@ -146,6 +146,8 @@ class Isolated(FromClients, FromServers):
         tables.now = now
         tables.attention.due = True
         self.finish(pair.client)
+        if pair.client.closing:  # it was cut for what it wrote last
+            return tables.outbox.flush()
         pair.client.eof_at = now
         self._refuse_questions(pair)
         for item in pair.queue.take_listens():

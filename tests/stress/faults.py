@@ -59,6 +59,7 @@ EXCUSED: Final = {
     "child:kill_unless_stopped": "only behind another fault",
     "supervisor:Supervisor._spawn_over": "only behind another fault",
     "supervisor:Supervisor._start_failed": "only behind another fault",
+    "supervisor:Supervisor._spawn_failed": "only for a command that cannot be run",
     "pool:Pool._start_over": "only behind another fault",
     "pool:Pool._failed": "only behind another fault",
     "hub:Hub.client_refused": "only for another user, whose connection is cut already",
@@ -374,6 +375,8 @@ DEADLY: Final[dict[str, Stimulus]] = {
     "child:Child._stdout_data": talk,
     "outputs:PipeReader.data_received": talk,
     "supervisor:Supervisor._due": crash,
+    "supervisor:Supervisor._begin": crash,
+    "supervisor:Supervisor._follow": crash,
     "child:Child._finish": close_stdout,
     "child:Child.stdin_lost": close_stdin,
 }
