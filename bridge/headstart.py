@@ -115,15 +115,16 @@ class HeadStart:
     def _end(self, server: Started) -> None:
         """End a server that nobody has spoken to: end of input and SIGTERM at once, then SIGKILL."""
         pid = server.process.pid
-        for pipe in (server.stdin, server.stdout, server.stderr):
-            if pipe is not None:
-                pipe.close()
+        server.stdin.close()  # the others later: a last word must not be the end of it (SIGPIPE)
         _signal_group(pid, signal.SIGTERM)
         deadline = time.monotonic() + TERM_GRACE_S
         while not has_exited(server.process) and time.monotonic() < deadline:
             time.sleep(LOOK_S)
         # Before it is reaped: until then the number of the group can belong to nobody else.
         _signal_group(pid, signal.SIGKILL)
+        for pipe in (server.stdout, server.stderr):
+            if pipe is not None:
+                pipe.close()
         if self.guard is not None:
             self.guard.remove(pid)
         with contextlib.suppress(subprocess.TimeoutExpired):

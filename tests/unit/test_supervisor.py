@@ -38,7 +38,7 @@ class FakeLauncher:
         self.starts: asyncio.Queue[Child] = asyncio.Queue()
         self.fails = 0
 
-    async def launch(self, owner: object) -> Child:
+    async def launch(self, owner: object, *, shared: bool = False) -> Child:
         if self.fails:
             self.fails -= 1
             raise SpawnError("made up")
