@@ -20,7 +20,7 @@ from bridge.acceptor import Acceptor
 from bridge.child import Child
 from bridge.client import ClientConnection
 from bridge.config import Settings
-from bridge.core.jsonrpc import OVERLOADED, error_line
+from bridge.core.jsonrpc import OVERLOADED, SHUTTING_DOWN, error_line
 from bridge.core.outbox import Control, Key, Output
 from bridge.core.router import Router
 from bridge.core.tables import NoticeKind
@@ -306,8 +306,12 @@ class Hub:
 
     def client_connected(self, connection: ClientConnection) -> Key | None:
         if self._stopping or len(self._connections) >= self._max_clients:
-            reason = "the bridge is shutting down" if self._stopping else "too many clients: try again later"
-            connection.send(bytes(error_line(UNSET, OVERLOADED, reason, "too_many_clients")) + b"\n")
+            if self._stopping:
+                line = error_line(UNSET, SHUTTING_DOWN, "the bridge is shutting down", "shutting_down")
+            else:
+                text = "too many clients: try again later"
+                line = error_line(UNSET, OVERLOADED, text, "too_many_clients")
+            connection.send(bytes(line) + b"\n")
             connection.close()
             return None
         key = self._new_key()
@@ -412,10 +416,10 @@ class Hub:
         self._deliver(self._router.server_closed(port.key, self._clock(), exited=exited, unread=child.unread))
         del self._ports[port.key]
         del self._children[seat]
-        if seat not in self._router.seats:
-            self._loop.call_soon(insist, self._loop, self._tidy)
         if seat in self._router.seats:
             self._last_end = child.describe_status()
+        else:
+            self._loop.call_soon(insist, self._loop, self._tidy)
         self._report()
 
     def server_needed(self, seat: int) -> bool:
