@@ -7,6 +7,7 @@ from typing import cast
 
 from bridge.client import ClientConnection
 from bridge.config import Settings
+from bridge.headstart import HeadStart
 from bridge.hub import Hub
 from bridge.logs import LogWriter
 
@@ -28,7 +29,7 @@ class FakeConnection:
 async def test_a_client_that_comes_while_the_bridge_stops_is_told_that_it_stops() -> None:
     """It was accepted a moment before the listeners were closed; "too many clients" is not why."""
     writer = LogWriter()
-    hub = Hub(Settings(command=("server",), listen=()), writer)
+    hub = Hub(Settings(command=("server",), listen=()), writer, HeadStart())
     try:
         await hub._drain(0)
         connection = FakeConnection()
