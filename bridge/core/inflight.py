@@ -37,8 +37,6 @@ class Kind(enum.IntEnum):
     """Of the bridge, on account of clients: see `accounts.py`."""
     WAITER = 5
     """Of a client, and not sent: its answer follows from a question's."""
-    FORGOTTEN = 6
-    """Nobody is told."""
 
 
 class Entry(Struct, gc=False):

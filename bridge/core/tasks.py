@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 from msgspec import UNSET, Raw, Struct
 
-from bridge.core.inflight import Child, Client, Entry, Kind
+from bridge.core.inflight import Child, Client, Entry
 from bridge.core.jsonrpc import (
     INVALID_PARAMS,
     INVALID_RESPONSE,
@@ -143,9 +143,8 @@ class Tasks:
         for task in list(client.tasks.values()):
             self._forget(task)
             if not task.over and not tables.stopping:
-                number = tables.mint()
-                task.child.inflight[number] = Entry(Kind.FORGOTTEN, task.child, None, None)
-                line = bytes(request_line(number, TASKS_CANCEL, {"taskId": task.name}))
+                # Nobody waits for the answer, so nothing is kept for it: a server may never give it.
+                line = bytes(request_line(tables.mint(), TASKS_CANCEL, {"taskId": task.name}))
                 tables.outbox.put(task.child, Raw(tables.codec_up.unmark(line)))
 
     # -- the server ----------------------------------------------------------------

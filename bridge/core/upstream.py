@@ -163,7 +163,7 @@ class Upstream:
         elif entry.kind is Kind.LISTEN:
             assert entry.share is not None
             self._subscriptions.broken(child, entry.share)
-        elif entry.kind is Kind.REQUEST:
+        else:
             client, id = entry.client, entry.id
             assert client is not None
             assert id is not None
@@ -259,7 +259,7 @@ class Upstream:
         elif entry.kind is Kind.QUESTION:
             self._legacy.settled(entry, message)
             self._downstream.feed_freed()
-        elif entry.kind is not Kind.FORGOTTEN:
+        else:
             self._seats.answered(child, entry, message)
             self._downstream.feed_freed()
             if tables.stale_sessions:

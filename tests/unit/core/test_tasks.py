@@ -257,6 +257,13 @@ def test_a_damaged_answer_to_a_task_that_was_given_up_costs_nobody_anything() ->
     s.server(b'{"jsonrpc":"2.0","id":4,"result":?}\n').expect()
 
 
+def test_nothing_is_kept_for_an_answer_that_nobody_waits_for() -> None:
+    """A server that never says that it has given tasks up would fill a table with each client that leaves."""
+    s = with_tasks()
+    s.leave("A").expect(server=about(4, "cancel", "a"))
+    assert not any(child.inflight for child in s.router._tables.children.values())
+
+
 def test_the_tasks_of_a_process_end_with_it() -> None:
     s = with_tasks()
     s.crash().expect()
