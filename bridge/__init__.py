@@ -20,17 +20,19 @@
 | `core/isolated.py`, `core/pair*.py` | clients with a server process each |
 | `core/lines.py`, `core/sorting.py` | bytes of a client to messages; who needs a process of its own |
 | `core/swap.py` | replacing the servers while they are in use |
+| `core/limits.py`, `core/frozen.py` | what the operator decides for the core; records that never change |
 | `core/router.py` | the core's one entrance: a method for each thing that can happen |
 | `core/tables.py`, `core/outbox.py`, `core/stats.py` | the state; the way out; the counters |
 | `core/replay.py` | what is sent once more when its server has ended |
 | `core/restart.py` | when a server is started, again, or given up |
 | `core/pace.py` | how fast processes of single clients are started that end at once |
-| `acceptor.py` | all listeners of a bridge, from binding to closing |
+| `headstart.py`, `binding.py` | before all that is slow to import: listening, the guard, the server started |
+| `acceptor.py` | all listeners of a bridge, from the first client to closing |
 | `listener.py`, `socket_file.py`, `activation.py` | listening sockets: a path's, TCP's, systemd's |
 | `peers.py`, `hangup.py` | who may connect; hang-ups told from half-closes |
 | `client.py` | one connection |
 | `child.py`, `process.py`, `guard.py` | the server process; nothing of it is left behind |
-| `stdin.py`, `pipes.py` | its pipes |
+| `stdin.py`, `outputs.py`, `pipes.py` | its pipes |
 | `launcher.py` | with what each server process is started |
 | `supervisor.py` | carries out what the restart policy decides |
 | `pool.py`, `turns.py` | server processes of clients that have one each, and spare ones; who waits for one |
@@ -40,7 +42,7 @@
 | `notify.py`, `standing.py` | what systemd is told |
 | `watchdog.py`, `reaper.py` | a loop that hangs; orphans |
 | `insist.py` | steps that the event loop must not lose |
-| `logs.py`, `admin.py`, `tuning.py` | logs that never block; health; what is asked of the system |
+| `logs.py`, `warn.py`, `admin.py`, `tuning.py` | logs that never block; health; what is asked of the system |
 | `cli.py`, `options.py`, `config.py`, `address.py`, `errors.py` | command line, settings, addresses, errors |
 | `connect.py`, `demo*.py` | the other commands |
 

@@ -1,7 +1,7 @@
-"""Where clients come in: all listeners of a bridge, from binding to closing.
+"""Where clients come in: all listeners of a bridge, from the first client to closing.
 
-Owns the listening sockets of one bridge and the event loop's servers on them. Who a client is and what
-becomes of it is `hub.py`'s and `client.py`'s.
+Owns the listening sockets of one bridge and the event loop's servers on them. They are opened by
+`binding.py`; who a client is and what becomes of it is `hub.py`'s and `client.py`'s.
 """
 
 from __future__ import annotations
@@ -9,18 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from bridge.activation import Inherited
-from bridge.config import Settings
-from bridge.errors import ConfigError
-from bridge.listener import Listener, open_listener
+from bridge.binding import BACKLOG
+from bridge.listener import Listener
 
 _log = logging.getLogger("bridge")
-
-BACKLOG: Final = 4096
-"""Connections that may wait to be accepted: all clients of a bridge that was just restarted come at once."""
 
 PATH_CHECK: Final = 5.0
 """How often, in seconds, a Unix socket's path is looked at: without it nobody can connect."""
@@ -33,55 +28,17 @@ class Acceptor:
     """The listeners of one bridge.
 
     Args:
+        listeners: opened, all of them; they are the acceptor's to close.
         accept: makes the protocol of a new connection.
     """
 
-    def __init__(self, settings: Settings, accept: Callable[[Listener], asyncio.Protocol]) -> None:
-        self._settings = settings
+    def __init__(self, listeners: Sequence[Listener], accept: Callable[[Listener], asyncio.Protocol]) -> None:
         self._accept = accept
         self._loop = asyncio.get_running_loop()
-        self._listeners: list[Listener] = []
+        self._listeners = listeners
         self._servers: list[asyncio.AbstractServer] = []
         self._missing: set[Listener] = set()
         self._timer: asyncio.TimerHandle | None = None
-
-    def bind(self) -> None:
-        """Open all of them; nobody is accepted yet.
-
-        Raises:
-            ConfigError, ListenError: one cannot be opened. `close` closes those that were.
-        """
-        settings = self._settings
-        inherited: Inherited | None = None
-        for address in settings.listen:
-            if address.kind == "systemd":
-                if inherited is None:
-                    inherited = Inherited.from_environment()
-                self._listeners += inherited.take(address, peers=settings.peers, insecure=settings.insecure)
-            else:
-                self._listeners += open_listener(
-                    address,
-                    mode=settings.socket_mode,
-                    group=settings.socket_group,
-                    peers=settings.peers,
-                    insecure=settings.insecure,
-                    backlog=BACKLOG,
-                )
-        if inherited is not None and (names := inherited.close_rest()):
-            _log.warning("sockets handed down that no --listen takes were closed: %s", ", ".join(names))
-        self._check_peers()
-
-    def _check_peers(self) -> None:
-        """Who may use TCP cannot be told: nobody should believe that it was restricted."""
-        if not self._settings.peers.restricted:
-            return
-        open_to_all = [listener.address for listener in self._listeners if listener.address.kind == "tcp"]
-        if len(open_to_all) == len(self._listeners):
-            raise ConfigError("--allow-uid and --allow-gid need a Unix socket: nobody can tell who uses TCP")
-        for address in open_to_all:
-            _log.warning(
-                "%s serves every user of this machine: --allow-uid and --allow-gid end at TCP", address
-            )
 
     async def serve(self) -> None:
         """Accept clients, and log the real addresses."""

@@ -174,7 +174,11 @@ async def start_admin(
             on.
         ListenError: the address is in use, or the system refuses it.
     """
-    listeners = open_listener(address, insecure=insecure)
+    return await serve_admin(open_listener(address, insecure=insecure), health)
+
+
+async def serve_admin(listeners: list[Listener], health: Callable[[], Health]) -> AdminServer:
+    """As `start_admin`, on listeners of one address, which are closed if that fails."""
     server = AdminServer(listeners, health)
     try:
         await server.start()

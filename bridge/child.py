@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from bridge.errors import SpawnError
 from bridge.insist import insist
-from bridge.pipes import PipeReader, StderrLines, drain
-from bridge.process import ExitWatch, Started, start_process
+from bridge.outputs import PipeReader, StderrLines, drain
+from bridge.process import ExitWatch, Started, start_guarded
 from bridge.reaper import release
 from bridge.stdin import ServerStdin
 
@@ -186,8 +186,8 @@ class Child:
     async def _connect(self, started: Started) -> None:
         """Attach the pipes to the loop. `_begin` has to follow, whatever happens."""
         loop = self._loop
-        _, stdin, stdout, stderr = started
-        pending = [pipe for pipe in (stdin, stdout, stderr) if pipe is not None]
+        stdout, stderr = started.stdout, started.stderr
+        pending = [pipe for pipe in (started.stdin, stdout, stderr) if pipe is not None]
         try:
             await self._stdin.connect(loop, pending.pop(0))
             self._stdout_fd = pending.pop(0).fileno()
@@ -233,7 +233,7 @@ class Child:
             self.ending = True
             self.unread = self._stdin.unread
             if self._early is None:
-                self._owner.child_ending(self)
+                insist(self._loop, self._owner.child_ending, self)
 
     def _exit_seen(self) -> None:
         self._exited = True
@@ -346,19 +346,25 @@ class Child:
             drain(self._stderr, self._stderr_fd, self._lines.feed)
         self._lines.end()
         self._over = True
+        try:
+            self._let_go()
+        finally:  # whoever waits for it would wait for ever
+            insist(self._loop, self._owner.child_ended, self)
+            if not self._ended.done():
+                self._ended.set_result(None)
+
+    def _let_go(self) -> None:
+        """Keep nothing of the process."""
         _cancel(self._eof_timer, self._drain_timer, self._stop_timer, self._kill_timer)
-        self._stdin.drop()
-        for reader in (self._stdout, self._stderr):
-            if reader is not None:
-                reader.close()
         if self._exited:
             self._reap()
         else:
             logger.error("the server process %d cannot be killed; it is given up", self.pid)
             self.status = -signal.SIGKILL
-        insist(self._loop, self._owner.child_ended, self)
-        if not self._ended.done():
-            self._ended.set_result(None)
+        self._stdin.drop()
+        for reader in (self._stdout, self._stderr):
+            if reader is not None:
+                reader.close()
 
     def _reap(self) -> None:
         """Release the process id. Nothing may be sent to the group from then on."""
@@ -387,6 +393,7 @@ async def spawn(
     hangups: HangupWatch | None,
     relay: Callable[[bytes], None] | None,
     stderr: Literal["relay", "inherit", "null"],
+    started: Started | None = None,
 ) -> Child:
     """Start a server in its own session and process group, with nothing open but stdin, stdout and stderr.
 
@@ -403,15 +410,13 @@ async def spawn(
         hangups: notices a closed stdin before anything is written to it; None: left to the event loop.
         relay: gets each line of stderr without its newline, cut at 8 KiB; None: lines go nowhere.
         stderr: "relay": as said, with a tail kept; "inherit": it is the bridge's own; "null": it is dropped.
+        started: the process, if it was started before and is on the guard's list.
 
     Raises:
         SpawnError: the command cannot be run (exit code 126) or was not found (127).
     """
-    announce = None if guard is None else guard.expect
-    started = start_process(command, env=env, cwd=cwd, stderr=stderr, announce=announce)
-    # Listed before anybody speaks to it. A bridge that is killed right here has at least announced it.
-    if guard is not None:
-        guard.add(started.process.pid)
+    if started is None:
+        started = start_guarded(command, env=env, cwd=cwd, stderr=stderr, guard=guard)
     child = Child(owner, started.process, guard=guard, hangups=hangups, relay=relay)
     # A task of its own, since nobody can tell who closes a pipe whose attaching was cancelled halfway.
     connecting = asyncio.create_task(child._connect(started))

@@ -8,11 +8,12 @@ from __future__ import annotations
 import sys
 
 from bridge.descriptors import fill_closed_descriptors
-from bridge.errors import BridgeError, ConfigError
+from bridge.errors import BridgeError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from bridge.config import Settings
+    from bridge.headstart import HeadStart
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -34,16 +35,29 @@ def main(argv: list[str] | None = None) -> int:
         return demo.main(argv[1:])
     if sys.platform == "win32":
         return _complain("Windows is not supported: run it under WSL", 2)
-    from bridge.signals import exit_on_early_signals
+    from bridge.signals import EarlySignals
 
-    exit_on_early_signals()
+    signals = EarlySignals()
     from bridge.options import parse
 
     try:
         settings = parse(argv)
     except BridgeError as error:
         return _complain(str(error), error.exit_code)
-    return _serve(settings)
+    # The server is started before all that takes time to import: `_serve` does that.
+    from bridge import warn
+    from bridge.headstart import HeadStart
+
+    warn.hold()
+    start = HeadStart()
+    try:
+        with signals.held(start.close):
+            start.make(settings)
+        return _serve(settings, start)
+    except BridgeError as error:
+        return _complain(str(error), error.exit_code)
+    finally:
+        start.close()
 
 
 def _complain(line: str, code: int) -> int:
@@ -56,21 +70,20 @@ def _complain(line: str, code: int) -> int:
     return code
 
 
-def _serve(settings: Settings) -> int:
+def _serve(settings: Settings, start: HeadStart) -> int:
     import asyncio
     import faulthandler
 
     import uvloop
 
+    from bridge import warn
     from bridge.hub import Hub
     from bridge.logs import setup_logging
     from bridge.signals import block_signals
     from bridge.tuning import raise_descriptor_limit, tune_allocator
 
-    try:
-        writer = setup_logging(level=settings.log_level, fmt=settings.log_format)
-    except ConfigError as error:
-        return _complain(str(error), error.exit_code)
+    writer = setup_logging(level=settings.log_level, fmt=settings.log_format)
+    warn.release()
     # For crashes of native code, and for systemd's watchdog, which ends a hanging process with SIGABRT.
     faulthandler.enable(2)
     tune_allocator()
@@ -78,7 +91,7 @@ def _serve(settings: Settings) -> int:
 
     async def serve() -> int:
         try:
-            return await Hub(settings, writer, limit).run()
+            return await Hub(settings, writer, start, limit).run()
         finally:
             block_signals()
 

@@ -246,7 +246,11 @@ class ClientConnection(asyncio.Protocol):
             return
         if transport.get_write_buffer_size() > self._buffer_limit:
             _log.warning("client %s left %d bytes unread and was cut", self.key, self.unread)
-            self.abort()
+            self._end()
+            # Not at once: what else the core has returned is written first. The cancellation of a request
+            # would overtake it.
+            loop = asyncio.get_running_loop()
+            loop.call_soon(insist, loop, self.abort)
             return
         self._owner.client_congested(self)
         transport.write(data)

@@ -6,14 +6,18 @@ Owns the values and nothing else; `cli.py` reads them, the shells and the core o
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import Final, Literal
 
-from msgspec import Struct
+from bridge.core.frozen import Frozen
+from bridge.core.limits import Limits
+from bridge.peers import ANYBODY
 
-from bridge.address import Address
-from bridge.core.tables import Limits
-from bridge.peers import ANYBODY, PeerPolicy
+TYPE_CHECKING = False  # it is read before the server is started: see bridge.headstart
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Final, Literal
+
+    from bridge.address import Address
+    from bridge.peers import PeerPolicy
 
 MIB: Final = 1024 * 1024
 
@@ -23,7 +27,7 @@ OWN_VARIABLES: Final = frozenset(
 )
 
 
-class Settings(Struct, frozen=True, kw_only=True):
+class Settings(Frozen):
     """What the operator asked for. Sizes in bytes, times in seconds."""
 
     listen: tuple[Address, ...]

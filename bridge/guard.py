@@ -11,17 +11,18 @@ This module owns the guard's process and its list. It starts and stops no server
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import signal
 import subprocess
-from collections.abc import Sequence
 
 from bridge.reaper import claim, release
+from bridge.warn import warn
+
+TYPE_CHECKING = False  # the guard comes before anything slow is imported: see bridge.headstart
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = ["Guard"]
-
-logger = logging.getLogger("bridge")
 
 # `/bin/sh` is where POSIX systems have it; the bare name finds it through PATH where they do not.
 SHELLS = ("/bin/sh", "sh")
@@ -90,7 +91,7 @@ class Guard:
         """
         started = _launch(shells)
         if started is None:
-            logger.warning("no sh to run: servers may outlive a bridge that is killed with SIGKILL")
+            warn("no sh to run: servers may outlive a bridge that is killed with SIGKILL")
             return None
         return cls(*started, shells)
 
@@ -158,12 +159,12 @@ class Guard:
         if started is not None:
             self._process, self._pipe = started
             if all(self._write(b"+ %d\n" % pgid) for pgid in self._groups):
-                logger.warning("the guard process had died and was started again")
+                warn("the guard process had died and was started again")
                 return
             _end(self._process)
             os.close(self._pipe)
             self._process = None
-        logger.warning("the guard process died: servers may outlive a bridge killed with SIGKILL")
+        warn("the guard process died: servers may outlive a bridge killed with SIGKILL")
 
     def _write(self, line: bytes) -> bool:
         """Whether the line went into the pipe. Lines below PIPE_BUF go in whole or not at all."""

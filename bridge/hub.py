@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
+import os
 from collections.abc import Callable
 from typing import Final, Protocol
 
@@ -20,11 +20,10 @@ from bridge.acceptor import Acceptor
 from bridge.child import Child
 from bridge.client import ClientConnection
 from bridge.config import Settings
-from bridge.core.jsonrpc import OVERLOADED, error_line
+from bridge.core.jsonrpc import OVERLOADED, SHUTTING_DOWN, error_line
 from bridge.core.outbox import Control, Key, Output
 from bridge.core.router import Router
 from bridge.core.tables import NoticeKind
-from bridge.guard import Guard
 from bridge.hangup import HangupWatch
 from bridge.insist import insist
 from bridge.launcher import Launcher
@@ -34,18 +33,17 @@ from bridge.logs import LogWriter, RateLimit, StderrRelay, printable
 from bridge.memory import Memory
 from bridge.news import News
 from bridge.standing import standing
+from bridge.stdin import STDIN_HIGH
 from bridge.supervisor import Supervisor
 from bridge.tuning import most_connections
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from bridge.admin import AdminServer, Health
+    from bridge.headstart import HeadStart
     from bridge.pool import Pool
 
 _log = logging.getLogger("bridge")
-
-STDIN_HIGH: Final = 1024 * 1024
-"""How much is moved into the server's stdin before the clients' queues wait, in bytes."""
 
 TICK: Final = 0.1
 """How often, in seconds, deadlines and buffers are looked at while there are any."""
@@ -90,16 +88,22 @@ class Hub:
     Args:
         settings: what the operator asked for.
         writer: of the log.
+        start: what has been opened and started already; its maker closes it once the bridge has ended.
         descriptor_limit: what servers are started with; None: as it is.
     """
 
     def __init__(
-        self, settings: Settings, writer: LogWriter, descriptor_limit: tuple[int, int] | None = None
+        self,
+        settings: Settings,
+        writer: LogWriter,
+        start: HeadStart,
+        descriptor_limit: tuple[int, int] | None = None,
     ) -> None:
         self._settings = settings
+        self._start = start
         self._loop = asyncio.get_running_loop()
         self._clock: Callable[[], float] = self._loop.time
-        self._router = Router(settings.limits, salt=secrets.token_bytes(16), version=__version__)
+        self._router = Router(settings.limits, salt=os.urandom(16), version=__version__)
         self._attention = self._router.attention
         self._ports: dict[Key, Port] = {}
         self._connections: dict[Key, ClientConnection] = {}
@@ -119,15 +123,14 @@ class Hub:
         self._ticking = False
         self._refusals = RateLimit(1.0, 5.0)
         self._life = Lifecycle(self._replace_servers)
-        self._acceptor = Acceptor(settings, self._accepted)
+        self._acceptor = Acceptor(start.listeners, self._accepted)
         self._admin: AdminServer | None = None
         self._stopping = False
         self._last_end = ""
         self.hangups = HangupWatch(self._loop)
-        self._guard = Guard.start()
         self._launcher = Launcher(
             settings,
-            guard=self._guard,
+            start=start,
             hangups=self.hangups,
             relay=StderrRelay(writer),
             descriptor_limit=descriptor_limit,
@@ -137,7 +140,7 @@ class Hub:
         if settings.sharing != "shared":
             from bridge.pool import Pool
 
-            self._pool = Pool(settings, self, self._launcher, salt=secrets.token_bytes(16))
+            self._pool = Pool(settings, self, self._launcher, salt=os.urandom(16))
 
     # --- Life
 
@@ -145,7 +148,7 @@ class Hub:
         """Serve until told to stop; return the exit code.
 
         Raises:
-            ConfigError, ListenError: a listener cannot be opened; nothing is left behind.
+            OSError: nobody can be accepted; nothing is left behind.
         """
         life = self._life
         life.begin()
@@ -175,12 +178,10 @@ class Hub:
 
     async def _open(self) -> None:
         settings = self._settings
-        # All of them first: a bridge that cannot be reached must not start a server.
-        self._acceptor.bind()
-        if settings.admin is not None:
-            from bridge.admin import start_admin
+        if self._start.admin:
+            from bridge.admin import serve_admin
 
-            self._admin = await start_admin(settings.admin, self.health, insecure=settings.insecure)
+            self._admin = await serve_admin(self._start.admin, self.health)
         if self._max_clients < settings.max_clients:
             _log.warning("the limit of open files (ulimit -n) allows %d clients only", self._max_clients)
         await self._acceptor.serve()
@@ -285,8 +286,8 @@ class Hub:
                 await self._admin.close()
             except Exception:
                 _log.exception("the health endpoint was not closed: a fault of the bridge")
-        if self._guard is not None:
-            self._guard.close()
+        if self._start.guard is not None:
+            self._start.guard.close()
         self.hangups.close()
 
     def health(self) -> Health:
@@ -308,8 +309,12 @@ class Hub:
 
     def client_connected(self, connection: ClientConnection) -> Key | None:
         if self._stopping or len(self._connections) >= self._max_clients:
-            reason = "the bridge is shutting down" if self._stopping else "too many clients: try again later"
-            connection.send(bytes(error_line(UNSET, OVERLOADED, reason, "too_many_clients")) + b"\n")
+            if self._stopping:
+                line = error_line(UNSET, SHUTTING_DOWN, "the bridge is shutting down", "shutting_down")
+            else:
+                text = "too many clients: try again later"
+                line = error_line(UNSET, OVERLOADED, text, "too_many_clients")
+            connection.send(bytes(line) + b"\n")
             connection.close()
             return None
         key = self._new_key()
@@ -414,10 +419,10 @@ class Hub:
         self._deliver(self._router.server_closed(port.key, self._clock(), exited=exited, unread=child.unread))
         del self._ports[port.key]
         del self._children[seat]
-        if seat not in self._router.seats:
-            self._loop.call_soon(insist, self._loop, self._tidy)
         if seat in self._router.seats:
             self._last_end = child.describe_status()
+        else:
+            self._loop.call_soon(insist, self._loop, self._tidy)
         self._report()
 
     def server_needed(self, seat: int) -> bool:

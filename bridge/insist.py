@@ -6,14 +6,13 @@ process, read on, or set the next timer, something then waits for ever. Such a s
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections.abc import Callable
-from typing import Final, ParamSpec
+TYPE_CHECKING = False  # processes are started before anything slow is imported: see bridge.headstart
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+    from typing import Final, ParamSpec
 
-logger = logging.getLogger("bridge")
-
-P = ParamSpec("P")
+    P = ParamSpec("P")
 
 RETRY_S: Final = 0.05
 """How long, in seconds, after a step that has failed it is tried again: memory or descriptors that were short
@@ -38,6 +37,10 @@ def _try(loop: asyncio.AbstractEventLoop, left: int, step: Callable[[], object])
     try:
         step()
     except Exception:
-        logger.exception("bug: a step failed; %s", "it is tried again" if left > 1 else "it is given up")
+        import logging  # has been imported long since, by the event loop
+
+        logging.getLogger("bridge").exception(
+            "bug: a step failed; %s", "it is tried again" if left > 1 else "it is given up"
+        )
         if left > 1:
             loop.call_later(RETRY_S, _try, loop, left - 1, step)

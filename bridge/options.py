@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import argparse
 import resource
-from collections.abc import Callable
-from typing import NoReturn
 
 from bridge import __version__
 from bridge.address import parse_address
 from bridge.config import MIB, Settings
-from bridge.core.era import Era
-from bridge.core.tables import Limits
+from bridge.core.limits import Era, Limits
 from bridge.errors import ConfigError
 from bridge.peers import PeerPolicy, stands_for_strangers
 from bridge.tuning import DESCRIPTORS_KEPT
+
+TYPE_CHECKING = False  # it is read before the server is started: see bridge.headstart
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import NoReturn
 
 USAGE = """\
 mcp-bridge --listen ADDR [--listen ADDR ...] [options] -- COMMAND [ARG ...]

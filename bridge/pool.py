@@ -25,12 +25,10 @@ from bridge.insist import insist
 from bridge.launcher import Launcher
 from bridge.logs import printable
 from bridge.news import News
+from bridge.stdin import STDIN_HIGH
 from bridge.turns import Turns
 
 _log = logging.getLogger("bridge.server")
-
-STDIN_HIGH: Final = 1024 * 1024
-"""How much is moved into a server's stdin before its client's queue waits, in bytes."""
 
 EARLY_KEPT: Final = 64 * 1024
 """What a spare process may write before anybody speaks to it, in bytes; a banner is no more than that."""
@@ -79,6 +77,11 @@ class Process:
         self.spoke = False
         self.stopping = False
 
+    @property
+    def goes(self) -> bool:
+        """Whether another may have its place in a moment."""
+        return self.stopping or (self.child is not None and self.child.ending)
+
     # --- As a port
 
     def send(self, data: bytes) -> None:
@@ -103,7 +106,7 @@ class Process:
         self.pool.pump(self)
 
     def child_ending(self, child: Child) -> None:
-        self.pool.blocked(self)
+        self.pool.ending(self)
 
     def child_ended(self, child: Child) -> None:
         self.pool.ended(self, child)
@@ -158,7 +161,7 @@ class Pool:
     @property
     def processes(self) -> int:
         """How many clients have a process of their own."""
-        return len(self._processes) - len(self._spares)
+        return sum(process.client is not None for process in self._processes.values())
 
     @property
     def needs_tick(self) -> bool:
@@ -241,6 +244,8 @@ class Pool:
     def data(self, process: Process, data: bytes) -> None:
         """A process has written bytes."""
         if process.client is None:
+            if process.stopping:
+                return  # it may go on writing all the while
             if len(process.early) + len(data) <= EARLY_KEPT:
                 process.early += data
             else:
@@ -256,6 +261,11 @@ class Pool:
     def blocked(self, process: Process) -> None:
         """A process takes no more for now."""
         self._core.server_blocked(process.key)
+
+    def ending(self, process: Process) -> None:
+        """A process is about to be gone, and reads nothing any more: no client is to be given it."""
+        self._core.server_blocked(process.key)
+        self._lose_spare(process)
 
     def pump(self, process: Process) -> None:
         """Move what waits into a process's stdin, as far as it takes it."""
@@ -275,11 +285,10 @@ class Pool:
             process.pumping = False
 
     def ended(self, process: Process, child: Child) -> None:
-        """A process is gone, and all it wrote was given to `data`."""
+        """A process is gone, and all it wrote was given to `data`. May come again if it failed halfway."""
         self._launcher.ended()
-        spare = self._spares.pop(process.key, None) is not None
-        del self._processes[process.key]
-        if not process.stopping and not self._stopping:
+        first = self._processes.pop(process.key, None) is not None
+        if first and not process.stopping and not self._stopping:
             level = logging.INFO if child.status == 0 else logging.WARNING
             _log.log(level, "the server (pid %d) ended: %s", child.pid, child.describe_status())
         if process.client is not None:
@@ -288,8 +297,7 @@ class Pool:
             self._deliver(self._core.server_closed(process.key, now, exited=exited))
         self._turns.ended(process.key)
         self._owner.pool_port(process.key, None)
-        if spare:
-            self._spare_later()
+        self._lose_spare(process)
         self._go_on()
 
     @property
@@ -307,7 +315,7 @@ class Pool:
             elif self._spares or self._has_room:
                 self._turns.drop(client)
                 self._serve(client, pace, now)
-            elif not any(process.stopping for process in self._processes.values()):
+            elif not any(process.goes for process in self._processes.values()):
                 self._turns.drop(client)
                 self._deliver(self._core.server_failed(client, now, full=True))
         self._refill()
@@ -327,6 +335,11 @@ class Pool:
         while wanted > 0 and self._has_room and self._spare_timer is None and not self._stopping:
             wanted -= 1
             self._begin(None)
+
+    def _lose_spare(self, process: Process) -> None:
+        """A process has ended, or is about to: if it was a spare one, another takes its place."""
+        if self._spares.pop(process.key, None) is not None:
+            self._spare_later()
 
     def _spare_later(self) -> None:
         """A spare process has ended by itself: start another after a while."""

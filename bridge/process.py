@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, NamedTuple
 
 from bridge.errors import SpawnError
 from bridge.insist import insist
 from bridge.pipes import Pipe, enlarge, open_pipe
 from bridge.reaper import claim
 
-__all__ = ["ExitWatch", "Started", "start_process"]
+TYPE_CHECKING = False  # the first server is started before anything slow is imported: see bridge.headstart
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Literal
+
+    from bridge.guard import Guard
+
+__all__ = ["ExitWatch", "Started", "has_exited", "start_guarded", "start_process"]
 
 # How often to ask whether a process has exited, where there is no pidfd to tell.
 EXIT_POLL_S = 0.05
@@ -34,13 +39,18 @@ _REASONS = {
 }
 
 
-class Started(NamedTuple):
+class Started:
     """A process that runs, and our ends of its pipes; `stderr` is None if that is not a pipe."""
 
-    process: subprocess.Popen[bytes]
-    stdin: Pipe
-    stdout: Pipe
-    stderr: Pipe | None
+    __slots__ = ("process", "stderr", "stdin", "stdout")
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], stdin: Pipe, stdout: Pipe, stderr: Pipe | None
+    ) -> None:
+        self.process = process
+        self.stdin = stdin
+        self.stdout = stdout
+        self.stderr = stderr
 
 
 def start_process(
@@ -104,6 +114,25 @@ def start_process(
     return Started(process, stdin, stdout, stderr_pipe)
 
 
+def start_guarded(
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    cwd: str | None,
+    stderr: Literal["relay", "inherit", "null"],
+    guard: Guard | None,
+) -> Started:
+    """As `start_process`, with the process on the guard's list before anybody speaks to it.
+
+    A bridge that is killed in between has at least announced it. Raises SpawnError.
+    """
+    announce = None if guard is None else guard.expect
+    started = start_process(command, env=env, cwd=cwd, stderr=stderr, announce=announce)
+    if guard is not None:
+        guard.add(started.process.pid)
+    return started
+
+
 class ExitWatch:
     """Calls back, once and from the loop, when a process has exited. It is not reaped by that.
 
@@ -128,7 +157,7 @@ class ExitWatch:
             loop.add_reader(self._pidfd, self._exited)
 
     def _poll(self) -> None:
-        if _has_exited(self._process):
+        if has_exited(self._process):
             insist(self._loop, self._callback)
         else:
             self._loop.call_later(EXIT_POLL_S, self._poll)
@@ -139,7 +168,8 @@ class ExitWatch:
         insist(self._loop, self._callback)
 
 
-def _has_exited(process: subprocess.Popen[bytes]) -> bool:
+def has_exited(process: subprocess.Popen[bytes]) -> bool:
+    """Whether a process has exited. It is not reaped by that, but on macOS."""
     try:
         return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except AttributeError:  # macOS: reaped here, a moment before its group is killed

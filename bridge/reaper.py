@@ -7,16 +7,16 @@ tell which those are.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import logging
 import os
 import signal
-from typing import Final
 
 from bridge.insist import insist
 
-logger = logging.getLogger("bridge")
+TYPE_CHECKING = False  # children are claimed before anything slow is imported: see bridge.headstart
+if TYPE_CHECKING:
+    import asyncio
+    from typing import Final
 
 LOOK_AGAIN_S: Final = 0.1
 """When a child of our own hides what is behind it: it is reaped by its owner within a moment."""
@@ -63,6 +63,8 @@ class Reaper:
 
     def reap(self) -> None:
         """Wait for every orphan that has ended; the bridge's own children are left alone."""
+        import logging  # has been imported long since, by the event loop
+
         self._called = False
         if self._later is not None:
             self._later.cancel()
@@ -80,5 +82,5 @@ class Reaper:
                 break
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(found.si_pid, 0)
-            logger.debug("an orphan (pid %d) was reaped", found.si_pid)
+            logging.getLogger("bridge").debug("an orphan (pid %d) was reaped", found.si_pid)
         self._later = self._loop.call_later(LOOK_AGAIN_S, insist, self._loop, self.reap)

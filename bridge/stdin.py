@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from bridge.insist import insist
 from bridge.pipes import Pipe, unread_bytes
@@ -15,12 +15,12 @@ from bridge.pipes import Pipe, unread_bytes
 if TYPE_CHECKING:
     from bridge.hangup import HangupWatch
 
-__all__ = ["ServerStdin", "StdinOwner"]
+__all__ = ["STDIN_HIGH", "ServerStdin", "StdinOwner"]
 
-# Unsent stdin above HIGH is reported as full, below LOW as flowing again. Enough for the server never to wait
-# for us, and no more than that is lost with it. uvloop's own low mark would be 16 bytes.
-STDIN_HIGH = 1 << 20
-STDIN_LOW = 256 << 10
+# Unsent stdin above HIGH is reported as full, below LOW as flowing again, in bytes. Enough for the server
+# never to wait for us, and no more than that is lost with it. uvloop's own low mark would be 16 bytes.
+STDIN_HIGH: Final = 1 << 20
+STDIN_LOW: Final = 256 << 10
 
 
 class StdinOwner(Protocol):

@@ -179,7 +179,6 @@ class Supervisor:
         owner.server_ended(seat, child)
         replaced = owner.server_replaced(seat)
         retired = self._retiring or (replaced and not self._first)
-        self._retiring = False
         if not self._stopping:
             level = logging.INFO if child.status == 0 or replaced else logging.WARNING
             _log.log(level, "the server (pid %d) ended: %s", child.pid, self._last_end)
@@ -192,11 +191,13 @@ class Supervisor:
             excused=replaced,
             retired=retired,
         )
-        self._follow(decision)
+        self._retiring = False
+        insist(self._loop, self._follow, decision)
 
     # --- Inside
 
     def _follow(self, decision: Decision) -> None:
+        """Carry out a decision. For the policy that is done already: so this is insisted on by itself."""
         if decision.action is Action.START:
             self._begin()
         elif decision.action is Action.WAIT and self._owner.server_is_trial(self._seat):
@@ -223,12 +224,14 @@ class Supervisor:
 
     def _due(self, at: float) -> None:
         now = self._loop.time()
-        if self._policy.due(now):
-            self._begin()
+        if self._policy.due(now):  # true once
+            insist(self._loop, self._begin)
         elif now < at:  # the loop's clock is coarser than the policy's
             self._timer = self._loop.call_later(0.001, insist, self._loop, self._due, at)
 
     def _begin(self) -> None:
+        if self._stopping:  # since it was first tried
+            return
         self._spawning = self._loop.create_task(self._spawn())
         self._spawning.add_done_callback(self._spawn_over)
 
@@ -246,10 +249,10 @@ class Supervisor:
 
     async def _spawn(self) -> None:
         try:
-            child = await self._launcher.launch(self)
+            child = await self._launcher.launch(self, shared=True)
         except SpawnError as error:
             self._spawning = None
-            self._spawn_failed(error)
+            insist(self._loop, self._spawn_failed, error)
             return
         self._spawning = None
         self._ever_started = True
@@ -274,7 +277,8 @@ class Supervisor:
         now = self._loop.time()
         self._policy.sole = self._owner.server_is_sole(self._seat)
         needed = self._owner.server_needed(self._seat)
-        self._follow(self._policy.spawn_failed(now, random.uniform(-1, 1), needed))
+        decision = self._policy.spawn_failed(now, random.uniform(-1, 1), needed)
+        insist(self._loop, self._follow, decision)
 
     def _give_up(self) -> None:
         if not self._policy.sole:

@@ -9,7 +9,10 @@ import contextlib
 import os
 import resource
 import sys
-from typing import Final
+
+TYPE_CHECKING = False  # the options need it, and these are read before anything slow is imported
+if TYPE_CHECKING:
+    from typing import Final
 
 # Buffers of a large message come and go; without these glibc gives them back to the system and
 # asks again for each one. The values are those above which nothing was gained.

@@ -55,7 +55,7 @@ class Turns:
         # One and the same time for all: what is not due now is so when the timer goes off.
         now = self._loop.time()
         for client, pace in list(self._waiting.items()):
-            if client in self._waiting and pace.ready_at(now) <= now:
+            if self._waiting.get(client) is pace and pace.ready_at(now) <= now:
                 yield client, pace
         if self._timer is not None:
             self._timer.cancel()

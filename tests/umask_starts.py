@@ -1,6 +1,6 @@
 """Start bridges again and again under umask 000 while another user tries to get in.
 
-    python3 -m tests.umask_starts [STARTS]                 10,000 whole starts unless said otherwise; as root
+    python3 -m tests.umask_starts [STARTS]                  10,000 whole starts unless said otherwise; as root
     python3 -m tests.umask_starts --listeners [STARTS]      only what a start does to the file system
 
 A whole start is a `mcp-bridge` process of its own with a server, which is asked something and answers, and a

@@ -251,7 +251,7 @@ class Downstream(ClientLines):
         again = None
         if self._tables.limits.replay_safe and not (waited is not None and waited.sent) and is_safe(message):
             line = self._tables.codec_down.render(message) if waited is None else waited.line
-            if len(line) <= KEPT:
+            if len(line) <= min(KEPT, self._measured):  # so it cannot be too long under a later id
                 arrived_at = self._tables.now if waited is None else waited.arrived_at
                 again = Queued(line, id, arrived_at, method, sent=True)
         if modern:

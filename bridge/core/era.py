@@ -26,6 +26,7 @@ from bridge.core.jsonrpc import (
     decode_members,
     request_line,
 )
+from bridge.core.limits import Era as Era
 
 MODERN_VERSION: Final = "2026-07-28"
 """The newest modern revision this bridge was written against; it is what the probe names."""
@@ -38,21 +39,6 @@ INITIALIZE: Final = "initialize"
 
 UNSUPPORTED_VERSION: Final = -32022
 """The specification's UnsupportedProtocolVersion."""
-
-
-class Era(enum.Enum):
-    """How a connection speaks MCP: without a handshake, or with `initialize`."""
-
-    MODERN = "modern"
-    LEGACY = "legacy"
-
-    # By identity: the one that Enum brings hashes the name, at ten times the price.
-    __hash__ = object.__hash__
-
-    @property
-    def other(self) -> Era:
-        """The era that this one is not."""
-        return Era.LEGACY if self is Era.MODERN else Era.MODERN
 
 
 class Phase(enum.Enum):

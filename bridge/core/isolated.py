@@ -26,7 +26,7 @@ from bridge.core.outbox import Key, Output
 from bridge.core.pair import NEVER, Pair
 from bridge.core.pair_clients import FromClients
 from bridge.core.pair_servers import FromServers
-from bridge.core.router import LINE_ROOM
+from bridge.core.router import LINE_ROOM, QUEUED_ROOM
 from bridge.core.seats import REMEMBERED_S
 from bridge.core.stats import Stats
 from bridge.core.subscriptions import LISTEN
@@ -96,7 +96,8 @@ class Isolated(FromClients, FromServers):
         if pair is None:
             return 0
         child = 0 if pair.child is None else pair.child.framer.buffered
-        return pair.client.unread + pair.queue.bytes + child
+        queued = pair.queue.bytes + len(pair.queue) * QUEUED_ROOM
+        return pair.client.unread + queued + child
 
     def table_sizes(self) -> dict[str, int]:
         """How many entries each table has. All zero once every client is gone."""
@@ -105,6 +106,7 @@ class Isolated(FromClients, FromServers):
             "clients": len(self._pairs),
             "children": len(self._children),
             "in_flight": sum(len(asked) for pair in pairs for asked in pair.asked.values()),
+            "holders": self._tables.holders,
             "questions": sum(len(pair.questions) for pair in pairs),
             "queued": sum(len(pair.queue) for pair in pairs),
         }
@@ -146,6 +148,8 @@ class Isolated(FromClients, FromServers):
         tables.now = now
         tables.attention.due = True
         self.finish(pair.client)
+        if pair.client.closing:  # it was cut for what it wrote last
+            return tables.outbox.flush()
         pair.client.eof_at = now
         self._refuse_questions(pair)
         for item in pair.queue.take_listens():
@@ -181,7 +185,7 @@ class Isolated(FromClients, FromServers):
         child = pair.child
         if child is None:
             return
-        for asked in [one for several in pair.asked.values() for one in several]:
+        for asked in self._take_all(pair):
             if asked.method != INITIALIZE:
                 self._cancel(child, asked.id, why)
         self._refuse_questions(pair)

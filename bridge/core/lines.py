@@ -89,12 +89,15 @@ class ClientLines:
                 return
 
     def finish(self, client: Client) -> None:
-        """A client has stopped sending: its last line counts without a newline, if it is a whole message."""
-        while client.deferred and not client.closing:
+        """A client has stopped sending: its last line counts without a newline, if it is a whole message.
+
+        Unless it is cut for what stands before that.
+        """
+        while client.deferred:
             self.turn(client)
+        if client.closing:
+            return
         for segment in client.framer.finish():
-            if client.closing:  # cut for what was left for another turn
-                return
             if type(segment) is OverlongEnd:
                 self._overlong(client, segment)
             elif type(self._tables.codec_down.decode_line(segment[:-1])) is not Refusal:  # type: ignore[index]  # see above

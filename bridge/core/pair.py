@@ -25,7 +25,7 @@ from bridge.core.jsonrpc import (
 )
 from bridge.core.lines import ClientLines
 from bridge.core.outbox import Control, Key
-from bridge.core.subscriptions import LISTEN
+from bridge.core.subscriptions import FULL, LISTEN
 from bridge.core.tables import LEFT, NoticeKind, Tables
 
 CANCELLED: Final = "notifications/cancelled"
@@ -43,7 +43,7 @@ class Asked(Struct, gc=False):
 class Pair:
     """One client, and the child that is its own."""
 
-    __slots__ = ("asked", "child", "client", "count", "probed", "questions", "queue", "wanted")
+    __slots__ = ("asked", "child", "client", "count", "listens", "probed", "questions", "queue", "wanted")
 
     def __init__(self, client: Client) -> None:
         self.client = client
@@ -52,6 +52,8 @@ class Pair:
         """Requests on the way, by id: a client may use one twice."""
         self.count = 0
         """How many of them take a place in the window."""
+        self.listens = 0
+        """How many of them are a `subscriptions/listen`, and take none."""
         self.questions: dict[tuple[type, object], Id] = {}
         """The child's own requests that the client has not answered."""
         self.queue = Queue(client, Era.LEGACY)
@@ -113,7 +115,10 @@ class Pairs(ClientLines):
     def _send(self, pair: Pair, child: Child, message: Call, id: Id, method: str) -> None:
         tables = self._tables
         pair.asked.setdefault(id_key(id), []).append(Asked(id, method, tables.now))
-        if method != LISTEN:
+        if method == LISTEN:
+            pair.listens += 1
+            tables.holders += 1
+        else:
             pair.count += 1
         if method != DISCOVER:
             pair.probed = False
@@ -122,6 +127,14 @@ class Pairs(ClientLines):
             tables.attention.due = True
         tables.outbox.put(child, message)
 
+    def _may_listen(self, pair: Pair, id: Id) -> bool:
+        """Whether a client may listen once more; it is told if not."""
+        limits = self._tables.limits
+        if pair.listens < limits.max_subscriptions and self._tables.holders < limits.max_subscriptions_all:
+            return True
+        self._tables.refuse(pair.client, id, jsonrpc.OVERLOADED, FULL, "too_many_subscriptions")
+        return False
+
     def _take(self, pair: Pair, key: tuple[type, object], asked: Asked | None = None) -> Asked:
         """A request has ended: the oldest with this id, or the one that is named."""
         several = pair.asked[key]
@@ -129,7 +142,10 @@ class Pairs(ClientLines):
         several.remove(one)
         if not several:
             del pair.asked[key]
-        if one.method != LISTEN:
+        if one.method == LISTEN:
+            pair.listens -= 1
+            self._tables.holders -= 1
+        else:
             pair.count -= 1
         return one
 
@@ -137,6 +153,8 @@ class Pairs(ClientLines):
         taken = [one for several in pair.asked.values() for one in several]
         pair.asked.clear()
         pair.count = 0
+        self._tables.holders -= pair.listens
+        pair.listens = 0
         return taken
 
     def _feed(self, pair: Pair, room: int | None = None) -> bool:
@@ -160,7 +178,7 @@ class Pairs(ClientLines):
                 pair.probed = False
                 tables.stats.notifications_up += 1
                 tables.outbox.put(child, message)
-            else:
+            elif not item.listen or self._may_listen(pair, item.id):
                 self._send(pair, child, message, item.id, item.method)
         if queue.paused and not self._is_long(queue):
             self._resume(pair)

@@ -85,6 +85,8 @@ class FromClients(Pairs):
             self._refuse_probe(pair, id)
             return
         listen = method == LISTEN
+        if listen and not self._may_listen(pair, id):
+            return
         room = listen or pair.count < tables.limits.max_in_flight
         if child is not None and not child.blocked and not pair.queue and room:
             self._send(pair, child, message, id, method)

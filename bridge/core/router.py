@@ -227,6 +227,8 @@ class Router:
         tables.now = now
         tables.attention.due = True
         self._downstream.finish(client)
+        if client.closing:  # it was cut for what it wrote last
+            return tables.outbox.flush()
         client.eof_at = now
         tables.lingering[key] = client
         self._downstream.end_listens(client)

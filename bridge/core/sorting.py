@@ -59,8 +59,10 @@ class Sorter:
     def feed(self, data: bytes) -> Sorted:
         """Take what one read has brought."""
         kept = self._kept
-        if self._strict and not kept and data[:1] != b"{":
-            return Sorted(data, decided=True)  # it is cut for that
+        if self._strict:
+            self._strict = False  # that goes for its first byte alone
+            if data[:1] != b"{":
+                return Sorted(data, decided=True)  # it is cut for that
         searched = len(kept)
         kept += data
         begin = 0

@@ -39,6 +39,9 @@ from bridge.core.tables import Tables, short_members
 LISTEN: Final = "subscriptions/listen"
 ACKNOWLEDGED: Final = "notifications/subscriptions/acknowledged"
 
+FULL: Final = "too many subscriptions: end one first"
+"""What a client is told that has as many as it may."""
+
 ENDED: Final[Members] = {"reason": Raw(b'"the bridge has ended the subscription"')}
 """Why a listen is cancelled that no client has given up."""
 
@@ -112,7 +115,7 @@ class Subscriptions:
         return len(self._all)
 
     def has_room(self, client: Client) -> bool:
-        """Whether a client may listen once more; it is told if not."""
+        """Whether a client may listen once more; if not, `refuse_full` tells it."""
         limits = self._tables.limits
         return (
             len(client.holders) < limits.max_subscriptions
@@ -121,9 +124,7 @@ class Subscriptions:
 
     def refuse_full(self, client: Client, id: Id) -> None:
         """Tell a client that it may not listen once more."""
-        self._tables.refuse(
-            client, id, OVERLOADED, "too many subscriptions: end one first", "too_many_subscriptions"
-        )
+        self._tables.refuse(client, id, OVERLOADED, FULL, "too_many_subscriptions")
 
     def listen(self, client: Client, message: Call, meta: Meta, child: Child) -> None:
         """A client's `subscriptions/listen`: join what is open already, or open it.

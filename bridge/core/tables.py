@@ -15,6 +15,7 @@ from bridge.core.codec import Codec
 from bridge.core.era import Era, Greeting
 from bridge.core.inflight import Child, Client, Entry, Kind, Logger, Queue
 from bridge.core.jsonrpc import Id, Members, error_line, notification_line
+from bridge.core.limits import Limits as Limits
 from bridge.core.outbox import Key, Outbox
 from bridge.core.stats import Stats
 
@@ -33,49 +34,6 @@ LOGGERS_KEPT: Final = 4096
 CANCEL_MEMBERS_KEPT: Final = 4096
 """The longest `params`, in bytes, that a cancellation brings along while stdin is blocked, and that one
 cancellation of a client brings along for each of several requests."""
-
-
-class Limits(Struct, frozen=True):
-    """Every bound of the core, with its default. Sizes in bytes, times in seconds."""
-
-    max_request: int = 10 * 1024 * 1024 - 1
-    """A line to the server. A longer one ends any server on the TypeScript SDK."""
-    max_message: int = 64 * 1024 * 1024
-    """A line from the server."""
-    max_depth: int = 128
-    """Nesting of a client's message. SDK servers never answer at 200."""
-    max_in_flight: int = 256
-    """Requests of one client at the server."""
-    max_queued: int = 4096
-    """Lines of one client that wait."""
-    max_queued_bytes: int = 16 * 1024 * 1024
-    max_subscriptions: int = 64
-    """Of one client."""
-    max_subscriptions_all: int = 4096
-    bad_lines: int = 10
-    """Lines in a row that are not JSON, after which a connection is closed."""
-    restart_wait: float = 30.0
-    """How long a request waits while there is no server process."""
-    probe_timeout: float = 10.0
-    """How long a child has to answer the probe before legacy clients go ahead."""
-    start_timeout: float = 120.0
-    """How old a silent child may become before clients are told that it does not serve them."""
-    linger: float = 60.0
-    """How long a client that has stopped sending is still answered."""
-    request_timeout: float | None = None
-    swap_drain: float = 600.0
-    """How long an old process may take to answer what it was sent before it was replaced."""
-    paused_bytes: int = 256 * 1024
-    """A client whose queue is longer is not read while stdin is blocked."""
-    paused_lines: int = 64
-    turn_bytes: int = 16 * 1024
-    """What one client may move into stdin before it is the next one's turn."""
-    replay_safe: bool = False
-    """What only reads is sent once more when its server ended before it answered."""
-    broadcast_logs: bool = False
-    """Log notifications that several clients could have asked for go to each of them: a leak."""
-    era: Era | None = None
-    """The era the operator decided on: a child is made ready in it before a client needs it."""
 
 
 class NoticeKind(enum.Enum):

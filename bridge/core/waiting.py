@@ -153,5 +153,5 @@ class Waiting:
     def _refuse(self, client: Client, item: Queued, code: int, message: str, reason: str) -> None:
         if item.id is not None:
             self._tables.refuse(client, item.id, code, message, reason, delivered=item.sent)
-            if item.opens:
-                client.session = None
+            if item.opens and client.session is not None and not client.session.open:
+                client.session = None  # (a later `initialize` may have been answered before this one)

@@ -329,6 +329,22 @@ async def test_the_requests_of_a_client_that_is_cut_are_cancelled() -> None:
         deaf.close()
 
 
+async def test_the_cancellation_of_a_client_that_is_cut_never_overtakes_the_request(tmp_path: Path) -> None:
+    """The answer that has it cut lets its next request go: that ran for nobody, and was never cancelled."""
+    record = tmp_path / "record"
+    options = ["--client-buffer", "64KiB", "--max-in-flight", "1"]
+    async with (
+        running_bridge(*COMMAND, options=options, env=env(record=record)) as bridge,
+        await bridge.connect(receive_buffer=4096) as deaf,
+    ):
+        for id in range(8):
+            await deaf.start_call("do", id=id, size=1024 * 1024)
+        await bridge.wait_log("unread and was cut")
+        given_up = json.loads(await recorded(record, "notifications/cancelled"))["params"]["requestId"]
+        ids = [message.get("id") for message in map(json.loads, lines_of(record))]
+        assert ids[-2:] == [given_up, None]
+
+
 async def test_one_whole_message_always_fits_and_a_slow_reader_gets_it() -> None:
     options = ["--client-buffer", "4KiB"]
     async with (

@@ -475,8 +475,8 @@ async def test_a_stop_may_come_at_any_moment_of_it(starts: Path, order: str) -> 
 def test_a_sighup_that_comes_while_the_bridge_is_loading_does_not_end_it() -> None:
     code = (
         "import os, signal, subprocess\n"
-        "from bridge.signals import exit_on_early_signals\n"
-        "exit_on_early_signals()\n"
+        "from bridge.signals import EarlySignals\n"
+        "EarlySignals()\n"
         "os.kill(os.getpid(), signal.SIGHUP)\n"
         # What it starts is not made to ignore it.
         "assert subprocess.run(['sh', '-c', 'kill -HUP $$']).returncode == -signal.SIGHUP\n"

@@ -164,13 +164,17 @@ async def test_a_server_that_never_starts_ends_the_bridge_with_its_last_words(
 
 
 async def test_the_number_of_failed_starts_is_an_option_and_a_client_is_told(starts: Path) -> None:
-    command = server_command("crash.py", "3")
+    # It does not crash before there is a client: the bridge ends with the second time.
+    go = starts.with_name("go")
+    wait = f'until [ -e {go} ]; do sleep 0.05; done; exec "$@"'
+    command = ["/bin/sh", "-c", wait, "sh", *server_command("crash.py", "3")]
     options = ["--max-restarts", "2"]
     async with running_bridge(
         *command, options=options, env={"STARTS": str(starts)}, expect_exit=None
     ) as bridge:
         async with await bridge.connect() as client:
             await client.start_call("do", id=1)
+            go.touch()
             lines = await client.expect_eof()
         assert [error_of(json.loads(line)) for line in lines] == [(-31005, "shutting_down", False)]
         assert await bridge.wait() == 1

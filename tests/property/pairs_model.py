@@ -16,6 +16,8 @@ from tests.unit.core.scenario import CLOSE, Item, Json, cancelled, closing, left
 
 WINDOW: Final = 2
 QUEUE: Final = 4
+LISTENS: Final = 2
+LISTENS_ALL: Final = 3
 PAUSED: Final = 1
 BAD_LINES: Final = 3
 RESTART_WAIT: Final = 30
@@ -61,6 +63,10 @@ class Client:
 
     def at_child(self) -> list[Ask]:
         return [ask for group in self.asks.values() for ask in group]
+
+    @property
+    def listens(self) -> int:
+        return sum(ask.listen for ask in self.at_child())
 
     @property
     def full(self) -> bool:
@@ -166,6 +172,8 @@ class Model:
         ):
             self.not_modern(client, message["id"], False)
             return
+        if message["method"] == LISTEN and not self.may_listen(client, message["id"]):
+            return
         free = client.child is not None and not client.blocked and not client.queue
         if free and (message["method"] == LISTEN or not client.full):
             self.pass_on(client, message)
@@ -174,6 +182,16 @@ class Model:
         elif client.child is None and not client.wanted:
             client.wanted = True
             self.needs.append(client.key)
+
+    def may_listen(self, client: Client, id: Any) -> bool:
+        if client.listens < LISTENS and self.listens < LISTENS_ALL:
+            return True
+        self.refuse(client, id, -31003, "too_many_subscriptions")
+        return False
+
+    @property
+    def listens(self) -> int:
+        return sum(client.listens for client in self.clients.values())
 
     def enqueue(self, client: Client, message: Json) -> bool:
         if len(client.queue) >= QUEUE:
@@ -203,7 +221,8 @@ class Model:
                 break
             del client.queue[0]
             lines -= 1
-            self.pass_on(client, message)
+            if message.get("method") != LISTEN or self.may_listen(client, message["id"]):
+                self.pass_on(client, message)
         self.relax(client)
         return False
 

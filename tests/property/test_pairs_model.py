@@ -23,6 +23,8 @@ from bridge.core.tables import Limits, NoticeKind
 from tests.property.pairs_model import (
     BAD_LINES,
     LINGER,
+    LISTENS,
+    LISTENS_ALL,
     PAUSED,
     QUEUE,
     RESTART_WAIT,
@@ -77,6 +79,8 @@ class ThePairs(RuleBasedStateMachine):
         limits = Limits(
             max_in_flight=WINDOW,
             max_queued=QUEUE,
+            max_subscriptions=LISTENS,
+            max_subscriptions_all=LISTENS_ALL,
             paused_lines=PAUSED,
             bad_lines=BAD_LINES,
             restart_wait=RESTART_WAIT,
@@ -148,6 +152,7 @@ class ThePairs(RuleBasedStateMachine):
         return {
             "clients": len(clients),
             "children": len(self.model.children),
+            "holders": self.model.listens,
             "in_flight": sum(len(client.at_child()) for client in clients),
             "questions": sum(len(client.questions) for client in clients),
             "queued": sum(len(client.queue) for client in clients),

@@ -1,6 +1,6 @@
 """Any bytes from either side: the router lives, other clients do not notice, and chunks mean nothing.
 
-Section 10, invariants 4 and 5. Bytes are put together from pieces of lines, so that many come close to
+Section 10, invariants 4, 5 and 6. Bytes are put together from pieces of lines, so that many come close to
 what a line should be.
 """
 
@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 from typing import Final
+from unittest.mock import patch
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from bridge.core.codec import Codec
 from bridge.core.era import Era
 from bridge.core.outbox import Control, Key, Output
 from bridge.core.router import Router
@@ -166,3 +168,29 @@ def test_any_bytes_in_any_chunks_are_survived_and_are_nobody_elses_business(
     whole.took(whole.router.client_closed(A, 0))
     whole.took(whole.router.client_closed(B, 0))
     assert not any(whole.router.table_sizes().values())
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(Era), st.lists(st.tuples(st.booleans(), st.lists(lines, min_size=1)), max_size=12))
+@example(Era.MODERN, [(True, [line(MESSAGES[0])]), (False, [line(progress(3)), line(result(3))])])
+@example(Era.LEGACY, [(True, [line(initialize(1)), line(MESSAGES[0])]), (False, [line(progress(3))])])
+def test_what_is_decoded_at_once_fares_as_what_is_looked_at_line_by_line(
+    era: Era, said: list[tuple[bool, list[bytes]]]
+) -> None:
+    """Clients' bytes are collected besides, as they are where many write at the same time."""
+    quick, careful = Bridge(era), Bridge(era)
+    for from_client, texts in said:
+        data = b"".join(texts)
+        if from_client:
+            quick.router.collect(A, data, 0)
+        else:
+            quick.server(data)
+        with patch.object(Codec, "_decode", lambda *_: None):
+            if from_client:
+                careful.client(A, data)
+            else:
+                careful.server(data)
+    quick.took(quick.router.flush())
+    assert quick.said() == careful.said()
+    assert quick.router.stats == careful.router.stats
+    assert quick.router.table_sizes() == careful.router.table_sizes()

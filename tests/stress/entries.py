@@ -43,7 +43,7 @@ TAKERS: Final = {
 
 
 KNOWN: Final = {
-    "self._lines.feed": "pipes:StderrLines.feed",
+    "self._lines.feed": "outputs:StderrLines.feed",
     "self._callback": "child:Child._exit_seen",
     "self._go_on": "pool:Pool._go_on",
     "self._ends.discard": "",

@@ -25,7 +25,7 @@ from bridge.child import Child, spawn
 from bridge.errors import SpawnError
 from bridge.guard import Guard
 from bridge.hangup import HangupWatch, hung_up
-from bridge.pipes import StderrLines
+from bridge.outputs import StderrLines
 
 WAIT_S = 10.0
 MIB = 1 << 20
@@ -499,6 +499,50 @@ async def test_a_bug_in_the_owner_ends_the_server_instead_of_losing_messages(ben
     await owner.ended()
     assert child.describe_status() == "killed by the bridge, since it had met a bug of the bridge"
     assert "could not be handled" in bench.log.messages.pop()
+
+
+@on_each_loop
+async def test_a_bug_in_the_owner_does_not_keep_a_server_that_closed_its_stdin(bench: Bench) -> None:
+    """It would have lived on, and whoever writes to it would wait for ever."""
+
+    faults = [RuntimeError("made up")]
+
+    def fail_once(child: Child) -> None:
+        if faults:
+            raise faults.pop()
+        owner.ending.append(child)
+
+    child, owner = await bench.spawn(["sh", "-c", "exec 0<&-; echo x; exec sleep 1000"])
+    owner.child_ending = fail_once  # type: ignore[method-assign]  # a fault that cannot be forced
+    await owner.ended()
+    assert child.describe_status() == "killed by the bridge, since it had closed its stdin"
+    await settled(lambda: owner.ending == [child])
+    assert "a step failed" in bench.log.messages.pop()
+
+
+@on_each_loop
+async def test_the_end_is_told_whatever_fails_about_it(bench: Bench) -> None:
+    """Who waits for it, `stop` for one, would wait for ever."""
+    child, owner = await bench.spawn(["sh", "-c", "read x; exit 3"])
+    drop = child._stdin.drop
+
+    def fail() -> None:
+        drop()
+        if child._over:
+            raise RuntimeError("made up")
+
+    child._stdin.drop = fail  # type: ignore[method-assign]  # a fault that cannot be forced
+    child.write(b"\n")
+    await owner.ended()
+    async with asyncio.timeout(WAIT_S):
+        await child.stop(0)
+    assert owner.at_end["status"] == 3
+    await settled(lambda: bool(bench.log.messages or bench.complaints))
+    bench.log.messages.clear()
+    bench.complaints.clear()
+    for reader in (child._stdout, child._stderr):
+        assert reader is not None
+        reader.close()
 
 
 @pytest.mark.parametrize(

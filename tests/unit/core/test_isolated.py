@@ -10,6 +10,7 @@ from bridge.core import pair_servers
 from bridge.core.era import LEGACY_VERSIONS
 from bridge.core.lines import TURN_LINES
 from bridge.core.outbox import Control, Key
+from bridge.core.router import QUEUED_ROOM
 from bridge.core.tables import NoticeKind
 from tests.unit.core.pairs import Pairs
 from tests.unit.core.scenario import (
@@ -723,3 +724,30 @@ def test_the_last_line_of_a_client_that_is_cut_for_what_came_before_it_is_not_ca
     s.client("A", b"\n" * TURN_LINES + b"?\n?\n" + line(legacy(1))[:-1]).expect(A=Control.TURN)
     s.eof("A").expect(A=[*[refusal(-32700, "parse_error")] * 2, CLOSE])
     assert not any(s.core.table_sizes().values())
+
+
+def test_a_client_has_so_many_subscriptions_at_most() -> None:
+    """They take no place in the window: their table would grow with each."""
+    s = started("AB", max_subscriptions=2, max_subscriptions_all=3)
+    full = refusal(-31003, "too_many_subscriptions", id="c")
+    s.client("A", listen("a"), listen("b"), listen("c")).expect(a=[listen("a"), listen("b")], A=full)
+    s.client("B", listen("b"), listen("c")).expect(b=listen("b"), B=full)
+    s.server("a", result("a")).expect(A=result("a"))
+    s.client("B", listen("c")).expect(b=listen("c"))
+    s.client("A", listen("c")).expect(A=full)
+    s.leave("B")
+    s.client("A", listen("c")).expect(a=listen("c"))
+    s.crash("a")
+    assert s.sizes == {"children": 1}
+
+
+def test_a_subscription_too_many_that_has_waited_is_refused_when_its_turn_comes() -> None:
+    s = Pairs(max_subscriptions=1)
+    s.client("A", listen("a"), listen("b")).expect(NEEDS="A")
+    s.start("A").expect(a=listen("a"), A=refusal(-31003, "too_many_subscriptions", id="b"))
+
+
+def test_a_queue_of_short_lines_counts_for_what_it_takes() -> None:
+    s = Pairs()
+    s.client("A", *[legacy(id, "m") for id in range(100)])
+    assert s.core.buffered(s.key("A")) > 100 * QUEUED_ROOM

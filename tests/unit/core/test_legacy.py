@@ -13,6 +13,7 @@ from bridge.core.tables import NoticeKind
 from tests.unit.core.scenario import (
     CLOSE,
     INITIALIZED,
+    ROOM,
     Json,
     Scenario,
     asked_to_initialize,
@@ -720,6 +721,21 @@ def test_a_flood_of_initializes_costs_one_handshake() -> None:
     s = Scenario("A", era=None)
     s.client("A", *(initialize(number) for number in range(100))).expect(server=asked_to_initialize(1))
     s.server(greeting(1)).expect(server=INITIALIZED, A=[greeting(number) for number in range(100)])
+
+
+def test_an_initialize_that_waited_in_vain_ends_no_session_that_a_later_one_has_opened() -> None:
+    """The end of the server then met a session that was none, and nobody was told of it."""
+    s = Scenario("BA", era=None)
+    s.client("B", initialize(1), legacy(2, text="x" * ROOM))
+    s.client("A", initialize(1))
+    assert s.server(greeting(1)).bytes("A") == b""  # B's request is all that stdin takes
+    s.client("A", initialize(2)).expect(A=greeting(2))
+    s.crash().expect(B=refusal(-31001, "server_exited", id=2, delivered=True))
+    s.wait(30).expect(A=refusal(-31002, "server_unavailable", id=1))
+    s.open().expect(server=asked_to_initialize(3))
+    s.server(greeting(3))
+    s.client("A", legacy(3)).expect(server=legacy(4))
+    s.crash().expect(A=refusal(-31001, "server_exited", id=3, delivered=True))
 
 
 def test_a_bare_notification_of_a_session_goes_to_its_server() -> None:

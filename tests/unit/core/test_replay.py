@@ -83,6 +83,15 @@ def test_parameters_that_are_no_object_say_nothing_about_what_they_do() -> None:
     s.crash().expect(A=refusal(-31001, "server_exited", id=1, delivered=True))
 
 
+def test_what_is_close_to_the_limit_of_a_line_is_never_sent_again() -> None:
+    """Under a later and longer id it could be refused as too long, after it was delivered."""
+    s = scenario(max_request=600)
+    s.client("A", request(1, "resources/read", uri="u" * 380)).expect(
+        server=request(2, "resources/read", uri="u" * 380)
+    )
+    s.crash().expect(A=refusal(-31001, "server_exited", id=1, delivered=True))
+
+
 def test_without_the_option_nothing_is_sent_again() -> None:
     s = Scenario()
     s.client("A", request(1, "tools/list"))

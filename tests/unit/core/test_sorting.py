@@ -97,3 +97,10 @@ def test_a_browser_is_the_shared_servers_to_cut() -> None:
     s = sorter(strict=True)
     assert s.feed(SAMPLING[:5]) == Sorted(b"")
     assert s.feed(SAMPLING[5:]) == Sorted(b"", SAMPLING, decided=True)
+
+
+def test_only_the_first_byte_of_a_connection_gives_a_browser_away() -> None:
+    """Who wrote an empty line later on, or a blank in front of one, was not cut, and was taken to share."""
+    s = sorter(strict=True)
+    assert s.feed(PING) == Sorted(PING)
+    assert s.feed(b"\n " + SAMPLING) == Sorted(b"\n", b" " + SAMPLING, decided=True)
