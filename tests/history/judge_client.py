@@ -218,8 +218,8 @@ class ClientJudge:
             rank = 0 if run is None else 9
         elif run is None:
             rank = 1
-        elif run.flushed or run.at > self.now or not run.life.died:
-            rank = 9
+        elif run.flushed or run.at > self.now or not run.life.died or run.life.events[-1].at > self.now:
+            rank = 9  # its process has died, but it was alive when the client read this
         else:
             rank = 0 if run.answered is None and not run.instead else 2
         return rank, asked.cancelled is not None

@@ -208,6 +208,25 @@ def test_errors_without_a_mark_go_to_the_request_they_fit() -> None:
     assert rules(life(*lines), clients=[client(*events)]) == set()
 
 
+def test_an_error_without_a_mark_is_not_of_a_process_that_dies_later() -> None:
+    """One id for everything, and two processes one behind the other: the first to die owes the first error."""
+    young = life("R 7 1.1.1 log:1 -", "G 7 0", "D exit3", dead=True)
+    old = life("R 8 1.1.2 hang -", name="old", dead=True)
+    young.events[-2].at = young.events[-1].at = 2.0
+    said = came(
+        {"method": "notifications/message", "params": {"level": "info", "data": "1.1.1", "n": 0}}, 2.0
+    )
+    events: list[Event] = [
+        sent(1, do="log:1"),
+        sent(2, do="hang"),
+        refusal(-31001, at=1.0),
+        said,
+        refusal(-31001, at=3.0),
+        closed(4.0),
+    ]
+    assert "stray-log" not in rules(young, old, clients=[client(*events)])
+
+
 def test_a_broken_answer_is_owed_to_none_but_its_asker() -> None:
     assert rules(life(*SERVED), clients=[client(sent(), refusal(-31008), closed())]) >= {"wrong-outcome"}
 
