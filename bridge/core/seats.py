@@ -238,7 +238,11 @@ class Seats:
                 self._tables.supported = verdict.supported
                 self._tables.refusals.pop(Era.MODERN, None)
             event = Event.DISCOVERED if verdict.spoken else Event.SPURNED
-            self._carry_out(seat, child, child.handshake.happen(event), verdict)
+            handshake = child.handshake
+            self._carry_out(seat, child, handshake.happen(event), verdict)
+            if handshake.phase is Phase.YIELDING and handshake.deadline is None:
+                # `initialize` was waited for in vain already: the next tick says so again.
+                handshake.deadline = self._tables.now
         else:
             greeting = read_initialize(message, self._tables.codec_up)
             event = Event.INITIALIZED if isinstance(greeting, Greeting) else Event.REFUSED

@@ -252,9 +252,12 @@ class TheEras(RuleBasedStateMachine):
                 given_up = {seat for seat in self.wanted if not self.counts(seat)}
                 self.wanted -= given_up
                 self.late |= given_up
-        # A process that was asked for may be long in coming, but it must have been asked for.
+        # A process that was asked for may be long in coming, but it must have been asked for. While a
+        # replacement is on its way, that is the one; if it fails, the shell starts what is needed.
         for seat in self.fine.seats:
-            if self.fine.needed(seat) and not self.drained:
+            if self.fine.needed(seat) and not self.drained and not self.fine.replacing:
+                if (NoticeKind.SWAP_FAILED, 0) in kinds and seat not in self.processes:
+                    self.wanted.add(seat)
                 assert seat in self.processes or seat in self.wanted, f"nobody starts {seat}"
         self.speaking = None
         self.seats = self.fine.seats
@@ -828,7 +831,7 @@ class TheEras(RuleBasedStateMachine):
         """It cannot be started; and it is started again only if it is needed."""
         self.wanted.discard(seat)
         self.event("server_exhausted", seat, self.now)
-        assert not self.fine.needed(seat)
+        assert not self.fine.needed(seat) or self.fine.replacing
 
     def drain(self) -> None:
         self.drained = True

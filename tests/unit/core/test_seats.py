@@ -380,6 +380,16 @@ def test_a_modern_need_is_refused_once_a_late_child_writes_something_else() -> N
     s.wait(0.1).expect(A=not_served(1, MODERN))
 
 
+def test_a_late_discover_result_decides_at_once_when_initialize_was_given_up_before() -> None:
+    """Nothing would end the wait for the answer to `initialize` any more."""
+    s = both_waiting()
+    s.wait(110).expect(A=not_served(1, MODERN))
+    s.wait(10).expect(B=not_served(1, LEGACY))
+    s.server(discovered(1)).expect()
+    s.client("A", request(3)).expect()
+    s.wait(0.1).expect(server=request(3))
+
+
 def test_a_child_that_is_no_longer_young_has_the_probe_timeout_and_no_more() -> None:
     s = auto()
     s.wait(500)
