@@ -209,7 +209,7 @@ def test_errors_without_a_mark_go_to_the_request_they_fit() -> None:
 
 
 def test_an_error_without_a_mark_is_not_of_a_process_that_dies_later() -> None:
-    """One id for everything, and two processes one behind the other: the first to die owes the first error."""
+    """One id for everything, and two processes in turn: the first to die owes the first error."""
     young = life("R 7 1.1.1 log:1 -", "G 7 0", "D exit3", dead=True)
     old = life("R 8 1.1.2 hang -", name="old", dead=True)
     young.events[-2].at = young.events[-1].at = 2.0
