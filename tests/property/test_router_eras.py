@@ -110,6 +110,8 @@ class Process:
         self.stopped = False
         self.ready = False
         self.subscribed: set[str] = set()
+        self.carried_out: dict[str, int] = {}
+        """The last question about each URI ("": the level) that was answered."""
         self.level: str | None = None
 
 
@@ -661,12 +663,17 @@ class TheEras(RuleBasedStateMachine):
             process.greeted = greeting(up, capabilities=CAPABLE)
             return line(process.greeted)
         if method in QUESTIONS and "marker" not in asked["params"]:
-            if method == "logging/setLevel":
-                process.level = asked["params"]["level"]
-            elif method == "resources/subscribe":
-                process.subscribed.add(asked["params"]["uri"])
-            elif method == "resources/unsubscribe":
-                process.subscribed.discard(asked["params"]["uri"])
+            # Questions are carried out in the order in which they came, in whatever order they are answered:
+            # one that was given up may be answered last.
+            about = asked["params"].get("uri", "")
+            if up > process.carried_out.get(about, 0):
+                process.carried_out[about] = up
+                if method == "logging/setLevel":
+                    process.level = asked["params"]["level"]
+                elif method == "resources/subscribe":
+                    process.subscribed.add(about)
+                elif method == "resources/unsubscribe":
+                    process.subscribed.discard(about)
             return line(result(up))
         if method == "tasks/list":
             tasks = [{"taskId": f"t{number}"} for number in range(32)]
