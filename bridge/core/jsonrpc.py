@@ -90,7 +90,7 @@ class OddMessage(Message, gc=False, omit_defaults=True):
 
 
 class PlainParams(Struct, gc=False, omit_defaults=True, forbid_unknown_fields=True):
-    """The `params` of MCP's ordinary requests, which need no look at their names.
+    """The `params` of MCP's ordinary requests, which need no look at their names. They go on in this order.
 
     Spec: 2026-07-28 and 2025-11-25 schemas, the requests of a client.
     """
