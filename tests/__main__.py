@@ -1,9 +1,9 @@
 """The test command: make the test environment, install every real part, run all tests.
 
-    python3 -m tests                    everything, in the environment .venv
-    python3 -m tests -- -k framing      arguments after "--" go to pytest
+    python3 -m tests                    everything, in the environment .venv, three files at a time
+    python3 -m tests -- -k framing      arguments after "--" go to pytest, which then takes one at a time
     python3 -m tests --setup-only       make the environment, run no test
-    python3 -m tests --coverage         and write .coverage (of the test process itself)
+    python3 -m tests --coverage -- tests/unit/core      and write .coverage (of the test process itself)
 
 It needs Python 3.11 or later with venv and pip, and git. A test that is skipped is a failure, but for what
 `tests/kernel_forbids.txt` lists.
@@ -22,6 +22,9 @@ import shutil
 from pathlib import Path
 
 from tests import setup_parts
+
+AT_ONCE = ["-n", "3", "--dist", "loadfile"]
+"""Most tests wait for processes of their own: three files at a time keep two CPUs busy."""
 
 
 def check_interpreter(folder: Path) -> None:
@@ -68,9 +71,11 @@ def main() -> None:
     setup_parts.run([python, "-m", "tests.setup_parts"])
     if options.setup_only:
         return
+    if options.coverage and not options.pytest:
+        parser.error("--coverage sees what runs in one process: name the tests after --")
     runner = ["-m", "coverage", "run", "-m", "pytest"] if options.coverage else ["-m", "pytest"]
     sys.stdout.flush()
-    os.execv(python, [python, *runner, "--no-skips", *options.pytest])
+    os.execv(python, [python, *runner, "--no-skips", *(options.pytest or AT_ONCE)])
 
 
 if __name__ == "__main__":

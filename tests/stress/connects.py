@@ -99,10 +99,10 @@ async def quiet(bridge: RunningBridge, fewest: int | None) -> tuple[int, int]:
         # The server has heard of all of them, too.
         await client.send(WAY.call("last", "state"))
         assert content(await client.response("last", timeout=60))
+        count = descriptors(bridge)
     if fewest is not None:
         await wait_until(lambda: descriptors(bridge) <= fewest, timeout=60, what="no descriptor is left open")
     else:
-        count = descriptors(bridge)
         await wait_until(lambda: descriptors(bridge) < count, timeout=60, what="the last client is gone")
     return descriptors(bridge), memory(bridge)[0]
 
