@@ -81,6 +81,8 @@ class Client(asyncio.Protocol):
         self.closed = asyncio.Event()
         self.changed = asyncio.Event()
         self._partial = b""
+        self._behind: list[bytes] | None = None
+        """Answers that wait for the end of a line that is being sent in pieces, while one is."""
         self._transport: asyncio.Transport | None = None
         self._flowing = asyncio.Event()
         self._flowing.set()
@@ -124,7 +126,11 @@ class Client(asyncio.Protocol):
         self.seq += 1
         self._note(Sent(time.monotonic(), self.seq, "answer", message["id"], do=mark))
         line = {"jsonrpc": "2.0", "id": message["id"], "result": {"mark": mark}}
-        self._write(json.dumps(line).encode() + b"\n")
+        answer = json.dumps(line).encode() + b"\n"
+        if self._behind is None:
+            self._write(answer)
+        else:
+            self._behind.append(answer)
 
     def _learn(self, message: dict[str, Any]) -> None:
         """Remember a task that a request has made."""
@@ -337,9 +343,13 @@ class Client(asyncio.Protocol):
             return
         data = b"".join(lines)
         if cut:
+            behind: list[bytes] = []
+            self._behind = behind
             for begin in range(0, len(data), max(1, len(data) // 7)):
                 self._write(data[begin : begin + max(1, len(data) // 7)])
                 await asyncio.sleep(0.001)
+            self._behind = None
+            self._write(b"".join(behind))
         else:
             self._write(data)
         with contextlib.suppress(asyncio.TimeoutError):
