@@ -441,7 +441,8 @@ async def test_who_waits_for_a_server_that_does_not_come_up_is_served_once_it_is
 ) -> None:
     """The operator mends the command, and does not wait for the back-off."""
     variables = env(starts=starts, settings=[{"exit": 3}] * 4 + [{}])
-    options = ["--max-restarts", "100", "--restart-wait", "60"]
+    # (Of an undecided server that has read the probe, an exit says that it is a legacy one.)
+    options = ["--max-restarts", "100", "--restart-wait", "60", "--era", "modern"]
     async with (
         running_bridge(*COMMAND, options=options, env=variables) as bridge,
         await bridge.connect() as client,
