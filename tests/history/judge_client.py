@@ -93,6 +93,8 @@ class ClientJudge:
 
         While it serves: what one that was replaced says on its own is nobody's.
         """
+        self.to_come = Counter(mentioned(e) for e in connection.events if isinstance(e, Received))
+        """How often each request is still mentioned by what is received later."""
         self.now = 0.0
         """When the event happened that is being looked at."""
 
@@ -107,6 +109,7 @@ class ClientJudge:
             if isinstance(event, Sent):
                 self._sent(event)
             elif isinstance(event, Received):
+                self.to_come[mentioned(event)] -= 1
                 self._received(event)
             elif event.how == "half":
                 self.half = event
@@ -209,6 +212,8 @@ class ClientJudge:
         code = error.get("code") if isinstance(error, dict) else None
         if code in asked.sent.codes:
             rank = 0
+        elif asked.sent.mark and self.to_come[asked.sent.mark]:
+            rank = 9  # its outcome comes behind all else that is said of it
         elif not isinstance(error, dict):
             rank = 0 if asked.sent.kind in ("initialize", "ping", *KINDS) else 9
         elif code in (INVALID_RESPONSE, TOO_LARGE):
@@ -462,6 +467,15 @@ class ClientJudge:
                 self.complain("no-outcome", f"{asked.sent.mark} ({asked.sent.do}), when its process had died")
         # One that never got a request may be anybody's.
         return bool(own) or any(not self.facts.owners[life.name] for life in died)
+
+
+def mentioned(received: Received) -> str:
+    """The mark of the request that something received is about, or nothing."""
+    message = received.message or {}
+    params = message.get("params")
+    if not isinstance(params, dict):
+        return mark_of(message) or ""
+    return str(params.get("message") or params.get("data") or "")
 
 
 def mark_of(message: Message) -> str | None:

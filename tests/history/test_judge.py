@@ -227,6 +227,21 @@ def test_an_error_without_a_mark_is_not_of_a_process_that_dies_later() -> None:
     assert "stray-log" not in rules(young, old, clients=[client(*events)])
 
 
+def test_an_error_without_a_mark_is_of_no_request_that_is_spoken_of_later() -> None:
+    """The same, read late by the client: both processes have died by then."""
+    young = life("R 7 1.1.1 progress:1 7", "P 7 0", "D exit3", dead=True)
+    old = life("R 8 1.1.2 hang -", name="old", dead=True)
+    events: list[Event] = [
+        sent(1, do="progress:1", token="t"),
+        sent(2, do="hang"),
+        refusal(-31001, at=9.0),
+        progress(0, "t"),
+        refusal(-31001, at=9.0),
+        closed(10.0),
+    ]
+    assert "stray-progress" not in rules(young, old, clients=[client(*events)])
+
+
 def test_a_broken_answer_is_owed_to_none_but_its_asker() -> None:
     assert rules(life(*SERVED), clients=[client(sent(), refusal(-31008), closed())]) >= {"wrong-outcome"}
 
