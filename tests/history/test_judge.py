@@ -429,7 +429,15 @@ def test_the_bridge_stays_within_bounds(rule: str, last: Sample) -> None:
     first = Sample(0.0, 40 * MIB, 20, 4, True)
     make: Callable[[Sample], set[str]] = lambda sample: rules(clients=[], samples=[first, sample])  # noqa: E731 - shorter than a function
     assert make(first) == set()
+    assert make(Sample(9.0, 40 * MIB, 20, 4, True)) == set()
     assert make(last) == {rule}
+
+
+def test_a_process_for_the_other_era_may_have_been_started_meanwhile() -> None:
+    first, last = Sample(0.0, 40 * MIB, 20, 2, True), Sample(9.0, 40 * MIB, 24, 3, True)
+    assert rules(clients=[], samples=[first, last]) == set()
+    one_more = Sample(9.0, 40 * MIB, 25, 3, True)
+    assert rules(clients=[], samples=[first, one_more]) == {"descriptors"}
 
 
 def test_a_fault_that_the_bridge_logged_is_a_violation() -> None:
