@@ -23,6 +23,7 @@
 | `core/limits.py`, `core/frozen.py` | what the operator decides for the core; records that never change |
 | `core/router.py` | the core's one entrance: a method for each thing that can happen |
 | `core/tables.py`, `core/outbox.py`, `core/stats.py` | the state; the way out; the counters |
+| `core/holdings.py` | how much is held, and for whom |
 | `core/replay.py` | what is sent once more when its server has ended |
 | `core/restart.py` | when a server is started, again, or given up |
 | `core/pace.py` | how fast processes of single clients are started that end at once |
@@ -32,7 +33,7 @@
 | `peers.py`, `hangup.py` | who may connect; hang-ups told from half-closes |
 | `client.py` | one connection |
 | `child.py`, `process.py`, `guard.py` | the server process; nothing of it is left behind |
-| `stdin.py`, `outputs.py`, `pipes.py` | its pipes |
+| `stdin.py`, `pump.py`, `outputs.py`, `pipes.py` | its pipes |
 | `launcher.py` | with what each server process is started |
 | `supervisor.py` | carries out what the restart policy decides |
 | `pool.py`, `turns.py` | server processes of clients that have one each, and spare ones; who waits for one |

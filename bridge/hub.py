@@ -32,8 +32,8 @@ from bridge.listener import Listener
 from bridge.logs import LogWriter, RateLimit, StderrRelay, printable
 from bridge.memory import Memory
 from bridge.news import News
+from bridge.pump import pump
 from bridge.standing import standing
-from bridge.stdin import STDIN_HIGH
 from bridge.supervisor import Supervisor
 from bridge.tuning import most_connections
 
@@ -111,9 +111,13 @@ class Hub:
             settings.max_buffered, self._connections, self._held_for, self._held_else, self._tick_soon
         )
         self._crowded = False
+        """Several clients are at it: what they write in one turn of the loop is collected."""
         self._collected = 0
+        """Bytes that were, in this turn."""
         self._flushing = False
+        """The end of the turn is waited for."""
         self._alone = False
+        """So far only one client has written in it."""
         self._last_key = 0
         self._children: dict[int, ServerPort] = {}
         self._ever_ready = False
@@ -409,7 +413,7 @@ class Hub:
     def server_writable(self, seat: int) -> None:
         port = self._children.get(seat)
         if port is not None:
-            self._pump(port)
+            pump(port, self._move)
 
     def server_ended(self, seat: int, child: Child) -> None:
         port = self._children.get(seat)
@@ -499,22 +503,11 @@ class Hub:
         if not self._ticking and self._router.needs_tick:
             self._tick_soon()
 
-    def _pump(self, port: ServerPort) -> None:
-        """Move what waits into a server's stdin, as far as it takes it."""
-        if port.pumping:
-            return  # the loop below goes on with it
-        port.pumping = True
-        try:
-            more = True
-            while more and not port.child.ending:
-                # One more than the mark: up to the mark the transport says nothing.
-                room = STDIN_HIGH + 1 - port.child.unsent
-                if room <= 0:
-                    break
-                outputs, more = self._router.server_writable(port.key, room, self._clock())
-                self._deliver(outputs)
-        finally:
-            port.pumping = False
+    def _move(self, key: Key, room: int) -> bool:
+        """Move what waits for a shared server: see `pump`."""
+        outputs, more = self._router.server_writable(key, room, self._clock())
+        self._deliver(outputs)
+        return more
 
     def _tell(self) -> None:
         """Log what the core noticed, and do what it asks for."""
@@ -527,7 +520,7 @@ class Hub:
             elif kind is NoticeKind.READY:
                 self._ever_ready = True
                 _log.info("the server is ready, in the %s era", notice.detail.decode())
-                self._pump(self._children[seat])
+                pump(self._children[seat], self._move)
             elif kind is NoticeKind.SWAPPED or kind is NoticeKind.SWAP_FAILED:
                 self._replaced(notice.detail.decode())
             elif kind is NoticeKind.REPLACE_CHILD or kind is NoticeKind.RETIRE_CHILD:

@@ -25,7 +25,7 @@ from bridge.insist import insist
 from bridge.launcher import Launcher
 from bridge.logs import printable
 from bridge.news import News
-from bridge.stdin import STDIN_HIGH
+from bridge.pump import pump
 from bridge.turns import Turns
 
 _log = logging.getLogger("bridge.server")
@@ -269,20 +269,12 @@ class Pool:
 
     def pump(self, process: Process) -> None:
         """Move what waits into a process's stdin, as far as it takes it."""
-        if process.pumping:
-            return  # the loop below goes on with it
-        process.pumping = True
-        try:
-            more = True
-            while more and process.child is not None and not process.child.ending:
-                # One more than the mark: up to the mark the transport says nothing.
-                room = STDIN_HIGH + 1 - process.child.unsent
-                if room <= 0:
-                    break
-                outputs, more = self._core.server_writable(process.key, room, self._loop.time())
-                self._deliver(outputs)
-        finally:
-            process.pumping = False
+        pump(process, self._move)
+
+    def _move(self, key: Key, room: int) -> bool:
+        outputs, more = self._core.server_writable(key, room, self._loop.time())
+        self._deliver(outputs)
+        return more
 
     def ended(self, process: Process, child: Child) -> None:
         """A process is gone, and all it wrote was given to `data`. May come again if it failed halfway."""

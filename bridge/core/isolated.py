@@ -18,6 +18,7 @@ from msgspec import Raw
 from bridge.core import jsonrpc
 from bridge.core.era import INITIALIZE, Handshake
 from bridge.core.framing import OverlongEnd
+from bridge.core.holdings import QUEUED_ROOM
 from bridge.core.inflight import Child, Client
 from bridge.core.jsonrpc import (
     Members,
@@ -26,7 +27,7 @@ from bridge.core.outbox import Key, Output
 from bridge.core.pair import NEVER, Pair
 from bridge.core.pair_clients import FromClients
 from bridge.core.pair_servers import FromServers
-from bridge.core.router import LINE_ROOM, QUEUED_ROOM
+from bridge.core.router import LINE_ROOM
 from bridge.core.seats import REMEMBERED_S
 from bridge.core.stats import Stats
 from bridge.core.subscriptions import LISTEN

@@ -14,10 +14,10 @@ from msgspec import Raw
 from bridge.core import jsonrpc
 from bridge.core.downstream import Downstream
 from bridge.core.era import Era, Handshake
+from bridge.core.holdings import held_for, held_of_servers
 from bridge.core.inflight import Child, Client, Kind
 from bridge.core.legacy import LegacySessions
 from bridge.core.outbox import Key, Output
-from bridge.core.resources import held_bytes
 from bridge.core.seats import Seats
 from bridge.core.stats import Stats
 from bridge.core.subscriptions import Subscriptions
@@ -27,11 +27,6 @@ from bridge.core.waiting import Waiting
 
 LINE_ROOM: Final = 1024
 """What a client's line may be longer than the limit as it comes, in bytes: white space goes."""
-
-
-QUEUED_ROOM: Final = 300
-"""What a line that waits takes besides its bytes, in bytes: without it a queue of short lines would take
-many times what is counted."""
 
 
 class Router:
@@ -117,15 +112,7 @@ class Router:
         0 if it is not open.
         """
         client = self._tables.clients.get(key)
-        if client is None:
-            return 0
-        queued = sum(queue.bytes + len(queue) * QUEUED_ROOM for queue in client.waiting.values())
-        kept = sum(holder.share.size for holder in client.holders.values())
-        subscribed = 0 if client.session is None else held_bytes(client.session)
-        if self._tables.limits.replay_safe:
-            again = [entry.again for entry in client.inflight.values() if entry.again is not None]
-            kept += sum(len(item.line) + QUEUED_ROOM for item in again)
-        return client.unread + queued + kept + subscribed
+        return 0 if client is None else held_for(self._tables, client)
 
     @property
     def buffered_all(self) -> int:
@@ -135,7 +122,7 @@ class Router:
     @property
     def buffered_of_servers(self) -> int:
         """Bytes the core holds of children's unfinished lines."""
-        return sum(child.framer.buffered for child in self._tables.children.values())
+        return held_of_servers(self._tables)
 
     def table_sizes(self) -> dict[str, int]:
         """How many entries each table has. All zero once every client is gone."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from bridge.core.holdings import QUEUED_ROOM
 from bridge.core.outbox import Control
-from bridge.core.router import QUEUED_ROOM
 from tests.unit.core.scenario import (
     Json,
     Outcome,

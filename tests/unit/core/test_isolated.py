@@ -8,9 +8,9 @@ import pytest
 
 from bridge.core import pair_servers
 from bridge.core.era import LEGACY_VERSIONS
+from bridge.core.holdings import QUEUED_ROOM
 from bridge.core.lines import TURN_LINES
 from bridge.core.outbox import Control, Key
-from bridge.core.router import QUEUED_ROOM
 from bridge.core.tables import NoticeKind
 from tests.unit.core.pairs import Pairs
 from tests.unit.core.scenario import (
