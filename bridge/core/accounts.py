@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, Protocol
 
-from msgspec import Raw
+from msgspec import Raw, Struct
 
 from bridge.core.era import Era
-from bridge.core.inflight import Child, Client, Entry, Kind
+from bridge.core.inflight import Client, Entry, Kind
 from bridge.core.jsonrpc import (
     INVALID_RESPONSE,
     SERVER_EXITED,
@@ -52,9 +52,12 @@ class Question(Entry, kw_only=True, gc=False):
     account: Account
 
 
-class Waiter(Entry, kw_only=True, gc=False):
-    """A client's request that waits for a question's outcome. It stands in its client's table alone."""
+class Waiter(Struct):
+    """A client's request that waits for a question's outcome. No child knows of it."""
 
+    client: Client
+    id: Id
+    came_at: float
     account: Account
     asked: int
     """What it asks for; what that means is the account's to say."""
@@ -85,9 +88,7 @@ class Desk:
         tables = self._tables
         child = tables.served[Era.LEGACY]
         number = tables.mint()
-        question = Question(
-            Kind.QUESTION, child, None, None, sent_at=tables.now, number=number, account=account
-        )
+        question = Question(Kind.QUESTION, child, None, sent_at=tables.now, number=number, account=account)
         child.inflight[number] = question
         if tables.limits.request_timeout is not None:
             tables.attention.due = True
@@ -99,22 +100,21 @@ class Desk:
         """Nobody waits for the answer any more."""
         self._tables.abandon(question.number, question, GIVEN_UP)
 
-    def wait(self, client: Client, child: Child, id: Id, account: Account, asked: int) -> tuple[int, Waiter]:
+    def wait(self, client: Client, id: Id, account: Account, asked: int) -> tuple[int, Waiter]:
         """Have a client's request wait; the caller puts it where it waits."""
         self._last -= 1  # no upstream id is negative
         number = self._last
-        now = self._tables.now
-        waiter = Waiter(Kind.WAITER, child, client, id, sent_at=now, account=account, asked=asked)
-        client.inflight[number] = waiter
+        waiter = Waiter(client, id, self._tables.now, account, asked)
+        client.inflight[number] = id
+        self._tables.waiters[number] = waiter
         return number, waiter
 
     def _end(self, number: int, waiter: Waiter) -> tuple[Client, Id]:
-        client, id = waiter.client, waiter.id
-        assert client is not None
-        assert id is not None
+        client = waiter.client
         del client.inflight[number]
+        del self._tables.waiters[number]
         self.freed.append(client)
-        return client, id
+        return client, waiter.id
 
     def end_all(self, waiters: Waiters) -> list[tuple[Client, Id]]:
         """Take all out; return whom the caller has to tell why."""
@@ -156,7 +156,7 @@ class Desk:
 
     def refuse_old(self, waiters: Waiters, oldest: float) -> None:
         """There is no server: those that came at this time or before wait no longer."""
-        old = {number: waiter for number, waiter in waiters.items() if waiter.sent_at <= oldest}
+        old = {number: waiter for number, waiter in waiters.items() if waiter.came_at <= oldest}
         text = "the server is not running, and did not come back in time"
         self._refuse(old, SERVER_UNAVAILABLE, text, "server_unavailable")
         for number in old:

@@ -8,12 +8,13 @@ Spec: 2026-07-28 basic, "Requests"; basic/patterns/cancellation, progress.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import Final
 
-from msgspec import UNSET
+from msgspec import UNSET, Raw
 
 from bridge.core import jsonrpc
+from bridge.core.codec import FAULTS, decode_plain_call
 from bridge.core.era import DISCOVER, INITIALIZE, Era
 from bridge.core.inflight import Child, Client, Entry, Kind, Logger, Queue, Queued, Session, id_key
 from bridge.core.jsonrpc import (
@@ -22,7 +23,6 @@ from bridge.core.jsonrpc import (
     Id,
     Message,
     Meta,
-    PlainCall,
     decode_members,
     decode_plain_meta,
     encoder,
@@ -30,7 +30,7 @@ from bridge.core.jsonrpc import (
 )
 from bridge.core.legacy import OWN, PING, LegacySessions
 from bridge.core.lines import REWRITE_ROOM, ClientLines
-from bridge.core.names import NO_META, look, meta_of, remove_token
+from bridge.core.names import NO_META, look, meta_of, ordinary, put_token, remove_token
 from bridge.core.replay import KEPT, is_safe
 from bridge.core.seats import Seats
 from bridge.core.subscriptions import LISTEN, Subscriptions
@@ -71,7 +71,6 @@ class Downstream(ClientLines):
         legacy: LegacySessions,
     ) -> None:
         super().__init__(tables)
-        self._decode_calls = tables.codec_down.decode_plain_calls
         self._subscriptions = subscriptions
         self._waiting = waiting
         self._seats = seats
@@ -88,25 +87,12 @@ class Downstream(ClientLines):
 
     # -- messages --------------------------------------------------------------
 
-    def messages(self, client: Client, messages: Sequence[Call], measured: bool = False) -> None:
-        """Take valid messages of one client, in order.
-
-        Args:
-            measured: some may be too long once they are rewritten.
-        """
+    def quick(self, client: Client, lines: Iterator[bytes], short: int) -> bytes | None:
+        """Pass ordinary requests on: see `ClientLines`."""
         tables = self._tables
-        client.bad_lines = 0
-        inflight = client.inflight
-        if (
-            measured
-            or client.waiting
-            or tables.stopping
-            or tables.limits.replay_safe  # what may be sent again is kept
-            or len(inflight) + len(messages) > tables.limits.max_in_flight
-        ):
-            for message in messages:
-                self._message(client, message, measured)
-            return
+        limits = tables.limits
+        if client.waiting or tables.stopping or limits.replay_safe:  # what may be sent again is kept
+            return next(lines, None)
         # Here each may go straight to its server, but for those that need a second look.
         modern = tables.served.get(MODERN)
         if modern is not None and modern.blocked:
@@ -114,51 +100,75 @@ class Downstream(ClientLines):
         legacy = tables.served.get(LEGACY)
         if legacy is not None and (legacy.blocked or client.session is None or legacy.tasks is not None):
             legacy = None  # (a session is open, since nothing of it waits; tasks need a second look)
+        inflight = client.inflight
         touched = tables.outbox.touched
         now = tables.now
-        sent = 0
-        for message in messages:
-            id = message.id
-            child = token = None
-            if type(message) is PlainCall and id is not UNSET and message.method not in SPECIAL:
+        first = upstream_id = tables.last_id
+        last = first + limits.max_in_flight - len(inflight)
+        owner = None
+        line: bytes | None
+        for line in lines:
+            token: Raw | None = None
+            try:
+                message: Call = decode_plain_call(line)
+            except FAULTS:
+                odd = ordinary(line)
+                if odd is None:
+                    break
+                message, raw = odd
+            else:
                 params = message.params
-                if not params or (raw := params.meta) is UNSET:
-                    child = legacy
-                elif raw == client.usual_meta:  # as the one before: nothing in it is to be translated
-                    child = modern
-                else:
-                    meta = decode_plain_meta(raw)
-                    if meta is not None:
-                        child = legacy if meta.version is UNSET else modern
-                        if meta.token is not UNSET:
-                            token = meta.token
-                        elif meta.version is not UNSET and len(memoryview(raw)) <= USUAL_META_KEPT:
-                            client.usual_meta = raw.copy()
+                raw = params.meta if params else UNSET  # type: ignore[union-attr]  # as it came
+            id = message.id
+            if (
+                id is UNSET
+                or message.method in SPECIAL
+                or (len(line) > short and not self._codec.is_bounded(line, id))
+                or upstream_id >= last
+            ):
+                break
+            if raw is UNSET:
+                child = legacy
+            elif raw == client.usual_meta:  # as the one before: nothing in it is to be translated
+                child = modern
+            else:
+                meta = decode_plain_meta(raw)
+                if meta is None:
+                    break
+                child = legacy if meta.version is UNSET else modern
+                if meta.token is not UNSET:
+                    token = meta.token
+                elif meta.version is not UNSET and len(memoryview(raw)) <= USUAL_META_KEPT:
+                    client.usual_meta = raw.copy()
             if child is None:
-                self._message(client, message, False)
-                if client.waiting:  # what follows must not overtake it
-                    modern = legacy = None
-                continue
-            tables.last_id = upstream_id = tables.last_id + 1
-            entry = Entry(REQUEST, child, client, id, token, now)  # type: ignore[arg-type]  # it is set
-            inflight[upstream_id] = child.inflight[upstream_id] = entry
+                break
+            upstream_id += 1
+            inflight[upstream_id] = id
             if token is not None:
-                meta.token = upstream_id  # type: ignore[union-attr]  # set, if the token is; encoded with its fellows
-                params.meta = meta  # type: ignore[union-attr]  # as above
+                child.inflight[upstream_id] = Entry(REQUEST, child, client, token, now)
+                put_token(message, meta, upstream_id)  # type: ignore[arg-type]  # it is the meta's
+            else:
+                if child is not owner:
+                    owner = child
+                    entry = Entry(REQUEST, child, client, None, now)
+                child.inflight[upstream_id] = entry
             message.id = upstream_id
             out = child.out
             if not out:
                 touched.append(child)
             out.append(message)
-            sent += 1
-        tables.stats.requests += sent
-        if tables.limits.request_timeout is not None:
-            tables.attention.due = True
+        else:
+            line = None
+        if upstream_id > first:
+            client.bad_lines = 0
+            tables.last_id = upstream_id
+            tables.stats.requests += upstream_id - first
+            if limits.request_timeout is not None:
+                tables.attention.due = True
+        return line
 
-    def _message(self, client: Client, message: Call, measured: bool) -> None:
-        """One valid message, whatever it is."""
-        if type(message) is PlainCall:
-            message = message.as_call()
+    def message(self, client: Client, message: Call, measured: bool) -> None:
+        """One valid message, whatever it is: see `ClientLines`."""
         id = message.id
         method = message.method
         answers = isinstance(message, Message) and (message.result is not UNSET or message.error is not UNSET)
@@ -270,21 +280,21 @@ class Downstream(ClientLines):
         tables.last_id = upstream_id = tables.last_id + 1
         token = None
         if meta.token is not UNSET:
-            token = tables.codec_down.owned(message, meta.token)
+            spelled = tables.codec_down.owned(message, meta.token)
             params = message.params
             assert type(params) is dict
             members = decode_members(params["_meta"])
             assert members is not None
-            if is_token(token):
+            if is_token(spelled):
+                token = Raw(spelled)
                 members[PROGRESS_TOKEN] = upstream_id  # type: ignore[assignment]  # encoded with its fellows
             else:
                 # A server that spells it in another way would hit a stranger.
                 del members[PROGRESS_TOKEN]
-                token = None
                 tables.stats.removed_tokens += 1
             params["_meta"] = members  # type: ignore[assignment]  # encoded with its fellows
-        entry = Entry(REQUEST, child, client, message.id, token, tables.now)  # type: ignore[arg-type]  # a request has an id
-        client.inflight[upstream_id] = entry
+        entry = Entry(REQUEST, child, client, token, tables.now)
+        client.inflight[upstream_id] = message.id  # type: ignore[assignment]  # a request has one
         child.inflight[upstream_id] = entry
         if meta.log_level is not UNSET:
             entry.noted = True
@@ -347,9 +357,9 @@ class Downstream(ClientLines):
         found = self._waiting.remove(client, id)
         found += self._subscriptions.client_cancelled(client, id, rest, tables.served.get(Era.MODERN))
         key = id_key(id)
-        mine = [(number, entry) for number, entry in client.inflight.items() if id_key(entry.id) == key]  # type: ignore[arg-type]  # a client's entry has an id
-        for number, entry in mine:
-            tables.abandon(number, entry, rest)
+        mine = [number for number, asked in client.inflight.items() if id_key(asked) == key]
+        for number in mine:
+            tables.give_up(client, number, rest)
             rest = short_members(rest)  # one line of a client is not to become hundreds as long
         if found or mine:
             self.feed(client)
@@ -421,7 +431,7 @@ class Downstream(ClientLines):
         return sent
 
     def _decoded(self, item: Queued) -> Call:
-        message = self._tables.codec_down.decode_line(item.line)
+        message = self._tables.codec_down.decode_plain_line(item.line)
         assert isinstance(message, Message)
         return message
 
@@ -488,6 +498,6 @@ class Downstream(ClientLines):
         self._waiting.forget(client)
         for holder in list(client.holders.values()):
             self._subscriptions.leave(holder, LEFT, tables.served.get(Era.MODERN))
-        for upstream_id, entry in list(client.inflight.items()):
-            tables.abandon(upstream_id, entry, LEFT)
+        for upstream_id in list(client.inflight):
+            tables.give_up(client, upstream_id, LEFT)
         self._legacy.left(client)

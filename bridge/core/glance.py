@@ -37,28 +37,24 @@ _PEAK: Final = bytes(max(depths) for depths in _DEPTHS)
 _PIECE: Final = 64 * 1024
 
 
-def brackets(block: Block, limit: int, *kinds: bytes) -> int:
-    """How many opening brackets a block has; more than `limit` are not counted.
+def _are_few(line: Block, limit: int) -> bool:
+    """Whether a line has no more opening brackets than `limit`.
 
     They are looked for one by one, so a long text costs next to nothing.
-
-    Args:
-        kinds: of bracket; `{` and `[` if none are named.
     """
-    found = 0
-    for bracket in kinds or (b"{", b"["):
-        at = block.find(bracket)
+    for bracket in (b"{", b"["):
+        at = line.find(bracket)
         while at >= 0:
-            found += 1
-            if found > limit:
-                return found
-            at = block.find(bracket, at + 1)
-    return found
+            limit -= 1
+            if limit < 0:
+                return False
+            at = line.find(bracket, at + 1)
+    return True
 
 
 def too_deep(line: Block, limit: int) -> bool:
     """Whether a valid JSON line nests deeper than `limit` levels."""
-    if brackets(line, limit) <= limit:
+    if _are_few(line, limit):
         return False
     # Without escapes every quotation mark begins or ends a string; `""` says nothing, wherever it stands.
     bare = line.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _BESIDE).replace(b'""', b"")

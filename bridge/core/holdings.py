@@ -19,8 +19,9 @@ def held_for(tables: Tables, client: Client) -> int:
     kept = sum(holder.share.size for holder in client.holders.values())
     subscribed = 0 if client.session is None else held_bytes(client.session)
     if tables.limits.replay_safe:
-        again = [entry.again for entry in client.inflight.values() if entry.again is not None]
-        kept += sum(len(item.line) + QUEUED_ROOM for item in again)
+        for child in tables.children.values():
+            entries = [child.inflight[number] for number in client.inflight if number in child.inflight]
+            kept += sum(len(one.again.line) + QUEUED_ROOM for one in entries if one.again is not None)
     return client.unread + queued + kept + subscribed
 
 

@@ -1,5 +1,8 @@
 """Upstream id to whose request: the tables of requests on the way, and of those that wait.
 
+A request stands in two tables under its upstream id: in its child's with its entry, and
+in its client's with the id that the client knows it by.
+
 Owns every entry from the moment it is booked. An entry ends with its response, its
 cancellation, its client, its child, or its deadline, whichever comes first.
 
@@ -35,12 +38,10 @@ class Kind(enum.IntEnum):
     INITIALIZE = 3
     QUESTION = 4
     """Of the bridge, on account of clients: see `accounts.py`."""
-    WAITER = 5
-    """Of a client, and not sent: its answer follows from a question's."""
 
 
 class Entry(Struct, gc=False):
-    """One request that was written to a child.
+    """What is known of a request that was written to a child. Requests that differ in nothing may share one.
 
     `gc=False`: entries, clients and tables refer to each other, but every entry is
     taken out of its tables by name, so the collector is never needed.
@@ -51,9 +52,7 @@ class Entry(Struct, gc=False):
     """Who was asked."""
     client: Client | None
     """Who asked; None for the bridge itself."""
-    id: Id | None
-    """The id as the client wrote it."""
-    token: bytes | None = None
+    token: Raw | None = None
     """The progress token as the client spelled it."""
     sent_at: float = 0.0
     share: Share | None = None
@@ -197,7 +196,8 @@ class Client(Lane):
         self.framer = LineFramer(max_line)
         self.deferred: list[Segment] = []
         """What it wrote that is left for another turn. While there is any, the framer counts as busy."""
-        self.inflight: dict[int, Entry] = {}
+        self.inflight: dict[int, Id] = {}
+        """Its requests on the way, and those that wait for others': by upstream id, the id it chose."""
         self.holders: dict[int, Holder] = {}
         self.waiting: dict[Era, Queue] = {}
         """What is not written yet, for each era's server that has to do with it."""

@@ -21,12 +21,10 @@ Members: TypeAlias = dict[str, Raw]
 if TYPE_CHECKING:
     Id: TypeAlias = int | str | Raw
     Params: TypeAlias = Members | Raw | UnsetType | None
-    Token: TypeAlias = bytes | UnsetType
     Reported: TypeAlias = int | Raw
 else:
     Id = int | str
     Params = Members | UnsetType | None
-    Token = Raw | UnsetType
     Reported = int
 
 # JSON-RPC's own codes.
@@ -108,13 +106,7 @@ class PlainParams(Struct, gc=False, omit_defaults=True, forbid_unknown_fields=Tr
 class PlainCall(Call, gc=False, omit_defaults=True, forbid_unknown_fields=True):
     """What most calls are: see `PlainParams`."""
 
-    params: PlainParams | UnsetType | None = UNSET  # type: ignore[assignment]  # see `as_call`
-
-    def as_call(self) -> Call:
-        """The same with the members of its `params` by name."""
-        params = self.params
-        members = decode_members(encoder.encode(params)) if type(params) is PlainParams else params
-        return Call(self.jsonrpc, self.id, self.method, members)  # type: ignore[arg-type]  # what is left
+    params: PlainParams | UnsetType | None = UNSET  # type: ignore[assignment]  # not to be asked for members
 
 
 class Report(Struct, gc=False, omit_defaults=True, forbid_unknown_fields=True):
@@ -130,13 +122,7 @@ class Report(Struct, gc=False, omit_defaults=True, forbid_unknown_fields=True):
 class PlainMessage(Message, gc=False, omit_defaults=True, forbid_unknown_fields=True):
     """What most messages of a server are: responses, progress, and what has no `params`."""
 
-    params: Report | UnsetType | None = UNSET  # type: ignore[assignment]  # see `as_message`
-
-    def as_message(self) -> Message:
-        """The same with the members of its `params` by name."""
-        params = self.params
-        members = decode_members(encoder.encode(params)) if type(params) is Report else params
-        return Message(self.jsonrpc, self.id, self.method, members, self.result, self.error)  # type: ignore[arg-type]  # what is left
+    params: Report | UnsetType | None = UNSET  # type: ignore[assignment]  # not to be asked for members
 
 
 class Meta(Struct, gc=False):
@@ -151,8 +137,7 @@ class Meta(Struct, gc=False):
 class PlainMeta(Struct, gc=False, omit_defaults=True, forbid_unknown_fields=True):
     """A `_meta` in which nothing but the progress token is to be translated."""
 
-    token: Token = field(default=UNSET, name=PROGRESS_TOKEN)
-    """As it is spelled."""
+    token: Raw | UnsetType = field(default=UNSET, name=PROGRESS_TOKEN)
     version: Raw | UnsetType = field(default=UNSET, name=PROTOCOL_VERSION)
     info: Raw | UnsetType = field(default=UNSET, name=CLIENT_INFO)
     capabilities: Raw | UnsetType = field(default=UNSET, name=CLIENT_CAPABILITIES)
@@ -192,15 +177,16 @@ def decode_meta(raw: Raw) -> Meta | None:
 
 
 def decode_plain_meta(raw: Raw) -> PlainMeta | None:
-    """A `_meta` that was validated with its line, its token as bytes; None if it needs a second look."""
+    """A `_meta` that was validated with its line, its token a copy; None if it needs a second look."""
     try:
         meta = _decode_plain_meta(raw)
     except (msgspec.DecodeError, RecursionError):
         return None
     if meta.token is not UNSET:
-        token = meta.token = bytes(meta.token)
+        token = bytes(meta.token)
         if not is_token(token):
             return None
+        meta.token = Raw(token)
     return meta
 
 

@@ -77,7 +77,7 @@ class Levels:
             text = f"`level` must be one of {', '.join(LEVELS)}"
             self._tables.refuse(client, id, INVALID_PARAMS, text, "invalid_params")
             return
-        number, waiter = self._desk.wait(client, child, id, self, level)
+        number, waiter = self._desk.wait(client, id, self, level)
         self._later[number] = waiter
         self._advance()
 

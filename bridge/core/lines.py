@@ -6,16 +6,18 @@ decided by whoever reads the lines: `downstream.py` or `isolated.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from io import BytesIO
 from typing import Final
 
 from msgspec import UNSET, UnsetType
 
 from bridge.core import jsonrpc
+from bridge.core.codec import ARRAY, CR, is_utf8, lines_of
 from bridge.core.framing import Block, OverlongEnd, OverlongStart, Segment
 from bridge.core.glance import guess_id
 from bridge.core.inflight import Client
-from bridge.core.jsonrpc import Call, Id, Refusal
+from bridge.core.jsonrpc import Call, Id, Message, Refusal
 from bridge.core.outbox import Control
 from bridge.core.tables import NoticeKind, Tables
 
@@ -24,26 +26,37 @@ REWRITE_ROOM: Final = 64
 
 TURN_LINES: Final = 1000
 """So many lines of one client are looked at one by one, at several microseconds each, before others have
-their turn. One read may bring a hundred thousand of them; those that are decoded at once are not counted."""
+their turn. One read may bring a hundred thousand of them; those of plain messages are not counted."""
 
 
 class ClientLines:
     """Reads what clients write. Subclasses carry the messages out."""
 
-    __slots__ = ("_decode_calls", "_measured", "_tables")
+    __slots__ = ("_codec", "_measured", "_tables")
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
-        self._decode_calls: Callable[[Block], Sequence[Call] | None] = tables.codec_down.decode_calls
+        self._codec = tables.codec_down
         # A rewritten line can be longer than it came: near the limit each is measured.
         self._measured = tables.limits.max_request - REWRITE_ROOM
 
-    def messages(self, client: Client, messages: Sequence[Call], measured: bool = False) -> None:
-        """Take valid messages of one client, in order.
+    def message(self, client: Client, message: Call, measured: bool) -> None:
+        """Take a valid message of a client.
 
         Args:
-            measured: some may be too long once they are rewritten.
+            measured: it may be too long once it is rewritten.
         """
+
+    def quick(self, client: Client, lines: Iterator[bytes], short: int) -> bytes | None:
+        """Carry out plain lines of a client for as long as they are ordinary.
+
+        Args:
+            short: see `Codec.short`.
+
+        Returns:
+            The first that is not, taken out of `lines`; None if there is none.
+        """
+        return next(lines, None)
 
     def cut(self, client: Client, why: bytes) -> None:
         """Disconnect a client for what it did, behind what it is still sent."""
@@ -52,12 +65,7 @@ class ClientLines:
         """Take what one read from a client brought."""
         framer = client.framer
         if client.greeted and not framer.busy and data[-1:] == b"\n" and len(data) <= framer.limit:
-            # The common case: nothing is copied, nothing is kept.
-            messages = self._decode_calls(data)
-            if messages is None:
-                self._careful(client, data)
-            else:
-                self.messages(client, messages, len(data) > self._measured)
+            self.block(client, data)  # the common case: nothing is copied, nothing is kept
             return
         if not client.greeted and data:
             client.greeted = True
@@ -107,30 +115,38 @@ class ClientLines:
 
     def block(self, client: Client, block: Block) -> None:
         """Take whole lines."""
-        messages = self._decode_calls(block)
-        if messages is None:
-            self._careful(client, block)
-        else:
-            self.messages(client, messages, len(block) > self._measured)
-
-    def _careful(self, client: Client, block: Block) -> None:
-        """Take whole lines one by one: some of them are not plain."""
-        decode_line = self._tables.codec_down.decode_line
-        *lines, rest = block.split(b"\n", TURN_LINES)
-        for line in lines:
-            decoded = decode_line(line)
-            if decoded is None:
+        plain = CR not in block and (block.isascii() or is_utf8(block))
+        quick = plain and len(block) <= self._measured
+        short = self._codec.short if ARRAY in block else self._codec.short_flat
+        lines = BytesIO(block) if type(block) is bytes else lines_of(block)
+        left = TURN_LINES
+        while (line := self.quick(client, lines, short) if quick else next(lines, None)) is not None:
+            if self._line(client, line, plain):
                 continue
-            if type(decoded) is Refusal:
-                self._refused_line(client, decoded, line)
-                if client.closing:
-                    return
-            else:
-                self.messages(client, [decoded], len(line) > self._measured)  # type: ignore[list-item]  # a Message
+            if client.closing:
+                return
+            left -= 1
+            if not left:
+                self._defer(client, b"".join(lines))
+                return
+
+    def _defer(self, client: Client, rest: bytes) -> None:
         if rest:
             client.deferred = [rest]
             client.framer.busy = True
             self._tables.outbox.control(client, Control.TURN)
+
+    def _line(self, client: Client, line: bytes, plain: bool) -> bool:
+        """Take one line, whatever it holds; return whether that was done soon, and more may follow."""
+        codec = self._codec
+        decoded = codec.decode_plain_line(line) if plain else codec.decode_line(line)
+        if type(decoded) is Refusal:
+            self._refused_line(client, decoded, line)
+        elif decoded is not None:
+            client.bad_lines = 0
+            self.message(client, decoded, len(line) > self._measured)  # type: ignore[arg-type]  # a Message
+            return plain and type(decoded) is Message and not client.closing
+        return False
 
     def _refused_line(self, client: Client, refusal: Refusal, line: Block) -> None:
         if refusal.code == jsonrpc.PARSE_ERROR:
@@ -177,4 +193,4 @@ class ClientLines:
 
 def _trace(reason: str, line: Block) -> bytes:
     """What was wrong, and after a newline the line: it may be of a message, and not for every log."""
-    return reason.encode() + b"\n" + bytes(line[:512])
+    return reason.encode() + b"\n" + bytes(line[:512]).removesuffix(b"\n")

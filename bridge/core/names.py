@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from msgspec import Raw
+from msgspec import UNSET, Raw, UnsetType
 
+from bridge.core.codec import FAULTS, decode_call
 from bridge.core.jsonrpc import (
     CLIENT_CAPABILITIES,
     CLIENT_INFO,
@@ -22,6 +23,7 @@ from bridge.core.jsonrpc import (
     Call,
     Members,
     Meta,
+    PlainMeta,
     decode_members,
     decode_meta,
     encoder,
@@ -82,6 +84,31 @@ def look(params: Members) -> Meta:
     if not members.keys() <= KNOWN_META and drop_look_alikes(members):
         params["_meta"] = Raw(encoder.encode(members))
     return meta
+
+
+def ordinary(line: bytes) -> tuple[Call, Raw | UnsetType] | None:
+    """A client's request that has names in its `params` which the schemas do not know, and its `_meta`.
+
+    None if it needs a longer look.
+    """
+    try:
+        message = decode_call(line)
+    except FAULTS:
+        return None
+    params = message.params
+    assert type(params) is dict  # there is no other difference to a `PlainCall`
+    drop_look_alikes(params)
+    return message, params.get("_meta", UNSET)
+
+
+def put_token(message: Call, meta: PlainMeta, token: int) -> None:
+    """Have a request go on with another token in its `_meta`."""
+    meta.token = token  # type: ignore[assignment]  # encoded with its fellows
+    params = message.params
+    if type(params) is dict:
+        params["_meta"] = meta  # type: ignore[assignment]  # as above
+    else:
+        params.meta = meta  # type: ignore[union-attr]  # a PlainParams
 
 
 def remove_token(params: Members) -> bool:

@@ -91,11 +91,14 @@ class Outbox:
 
     def flush(self) -> list[Output]:
         """What was collected since the last call, as it is to be written."""
+        touched = self.touched
+        if not touched and not self._controls:
+            return []
         outputs: list[Output] = []
         encode_lines = encoder.encode_lines
         common: list[Call | Raw] | None = None
         common_piece = b""
-        for lane in self.touched:
+        for lane in touched:
             out = lane.out
             if out:
                 if lane.odd:
@@ -112,7 +115,7 @@ class Outbox:
                 lane.out = []
             if lane.closing:
                 outputs.append((lane.key, b""))
-        self.touched.clear()
+        touched.clear()
         if self._controls:
             outputs += self._controls
             self._controls.clear()

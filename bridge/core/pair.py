@@ -172,7 +172,7 @@ class Pairs(ClientLines):
                 break
             queue.pop()
             moved += len(item.line)
-            message = tables.codec_down.decode_line(item.line)
+            message = tables.codec_down.decode_plain_line(item.line)
             assert isinstance(message, Message)
             if item.id is None:
                 pair.probed = False

@@ -5,7 +5,6 @@ Requests wait where the child does not read; answers to its own never wait behin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 from msgspec import UNSET, UnsetType
@@ -29,26 +28,22 @@ class FromClients(Pairs):
 
     __slots__ = ()
 
-    def messages(self, client: Client, messages: Sequence[Call], measured: bool = False) -> None:
+    def message(self, client: Client, message: Call, measured: bool) -> None:
         """See `ClientLines`."""
         pair = self._pairs[client.key]
-        client.bad_lines = 0
-        for message in messages:
-            id, method = message.id, message.method
-            answers = isinstance(message, Message) and (
-                message.result is not UNSET or message.error is not UNSET
-            )
-            if method is UNSET:
-                if answers:
-                    self._answer(pair, message, measured)
-                else:
-                    self._invalid(client, id, "`method` is missing")
-            elif answers:
-                self._invalid(client, id, "a request or notification has neither `result` nor `error`")
-            elif id is UNSET:
-                self._notification(pair, message, method, measured)
+        id, method = message.id, message.method
+        answers = isinstance(message, Message) and (message.result is not UNSET or message.error is not UNSET)
+        if method is UNSET:
+            if answers:
+                self._answer(pair, message, measured)
             else:
-                self._request(pair, message, id, method, measured)
+                self._invalid(client, id, "`method` is missing")
+        elif answers:
+            self._invalid(client, id, "a request or notification has neither `result` nor `error`")
+        elif id is UNSET:
+            self._notification(pair, message, method, measured)
+        else:
+            self._request(pair, message, id, method, measured)
 
     def _too_large(self, client: Client, id: Id | UnsetType) -> None:
         pair = self._pairs[client.key]

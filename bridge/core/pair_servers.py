@@ -10,7 +10,7 @@ from typing import Any, Final
 from msgspec import UNSET, Raw
 
 from bridge.core import jsonrpc
-from bridge.core.codec import salvage_text
+from bridge.core.codec import are_plain, lines_of, salvage_text
 from bridge.core.framing import Block, OverlongEnd, OverlongStart
 from bridge.core.glance import trusted_text
 from bridge.core.inflight import Child, id_key
@@ -46,13 +46,9 @@ class FromServers(Pairs):
                 self._damaged(pair, child, head, trusted_text(head, segment.tail), too_long=True)
             return
         codec = self._tables.codec_up
-        messages = codec.decode_block(segment)
-        if messages is not None:
-            for message in messages:
-                self._said(pair, child, message)
-            return
-        for line in bytes(segment).split(b"\n")[:-1]:
-            decoded = codec.decode_line(line)
+        plain = are_plain(segment)
+        for line in lines_of(segment):
+            decoded = codec.decode_plain_line(line) if plain else codec.decode_line(line)
             if type(decoded) is Refusal:
                 self._damaged(pair, child, line, salvage_text(line), too_long=False)
             elif decoded is not None:
@@ -67,7 +63,7 @@ class FromServers(Pairs):
         tables = self._tables
         found = None if id is None else self._asked_as(pair, id)
         tables.stats.noise += 1
-        tables.note(NoticeKind.NOISE, child.key, bytes(line[:512]))
+        tables.note(NoticeKind.NOISE, child.key, bytes(line[:512]).removesuffix(b"\n"))
         if found is not None:
             asked = self._take(pair, found)
             tables.stats.invalid_responses += 1

@@ -123,7 +123,7 @@ class Resources:
         if resource is None:
             owned = tables.codec_down.owned(message, raw)
             resource = self._table[uri] = Resource(self, uri, owned)
-        number, waiter = self._desk.wait(client, child, id, resource, int(on))
+        number, waiter = self._desk.wait(client, id, resource, int(on))
         if resource.question is not None and resource.asked_on is on and not resource.later:
             resource.joined[number] = waiter
         else:
@@ -174,7 +174,6 @@ class Resources:
             return
         while resource.later:
             number, waiter = next(iter(resource.later.items()))
-            assert waiter.client is not None
             if waiter.asked:
                 done = resource.on is True
             else:
@@ -218,7 +217,6 @@ class Resources:
             resource.on = None if message is None else done
             if done:
                 for waiter in joined.values():
-                    assert waiter.client is not None
                     self._hold(resource, waiter.client)
         else:
             # If it was refused: there is nothing more that could be done about it.

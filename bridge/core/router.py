@@ -325,11 +325,11 @@ class Router:
         tables.stats.children_closed += 1
         kept = self._put_back(child)
         for upstream_id, entry in list(child.inflight.items()):
-            if entry.kind is Kind.REQUEST and entry.client is not None and entry.id is not None:
-                entry.client.inflight.pop(upstream_id, None)
+            id = None if entry.client is None else entry.client.inflight.pop(upstream_id, None)
+            if entry.client is not None and id is not None:
                 tables.refuse(
                     entry.client,
-                    entry.id,
+                    id,
                     jsonrpc.SERVER_EXITED,
                     "the server exited before it answered; it may have carried the request out",
                     "server_exited",
@@ -437,14 +437,15 @@ class Router:
             if entry.kind is Kind.QUESTION and tables.now - entry.sent_at >= timeout:
                 tables.abandon(upstream_id, entry, {"reason": Raw(b'"request timeout"')})
                 self._legacy.late(entry)
-            elif entry.kind is Kind.REQUEST and entry.client is not None and entry.id is not None:
+            elif entry.client is not None:
                 if tables.now - entry.sent_at < timeout:
                     break  # the table is in the order of sending
                 client = entry.client
-                tables.abandon(upstream_id, entry, {"reason": Raw(b'"request timeout"')})
+                id = tables.abandon(upstream_id, entry, {"reason": Raw(b'"request timeout"')})
+                assert id is not None
                 tables.refuse(
                     client,
-                    entry.id,
+                    id,
                     jsonrpc.TIMED_OUT,
                     f"the server did not answer within {timeout:g} s",
                     "request_timeout",
@@ -478,11 +479,11 @@ class Router:
         tables.now = now
         self._drain()
         for client in list(tables.clients.values()):
-            for upstream_id, entry in list(client.inflight.items()):
-                tables.abandon(upstream_id, entry, {"reason": Raw(b'"the bridge is stopping"')})
+            for upstream_id, id in list(client.inflight.items()):
+                tables.give_up(client, upstream_id, {"reason": Raw(b'"the bridge is stopping"')})
                 tables.refuse(
                     client,
-                    entry.id,  # type: ignore[arg-type]  # a client's entry has an id
+                    id,
                     jsonrpc.SHUTTING_DOWN,
                     "the bridge is shutting down; the server may have carried the request out",
                     "shutting_down",

@@ -304,7 +304,7 @@ class Seats:
     def _ask(self, child: Child, kind: Kind, timeout: float) -> None:
         tables = self._tables
         upstream_id = tables.mint()
-        child.inflight[upstream_id] = Entry(kind, child, None, None)
+        child.inflight[upstream_id] = Entry(kind, child, None)
         child.handshake.deadline = tables.now + timeout
         handshake = child.handshake
         question = handshake.probe if kind is Kind.PROBE else handshake.initialize

@@ -71,7 +71,7 @@ class Holder(Struct, gc=False):
     number: int
     client: Client
     id: Id
-    token: bytes | None
+    token: Raw | None
     share: Share
     granted: Raw | None = None
     """What its acknowledgement said; None until it has been sent one. See `Grant`."""
@@ -140,8 +140,8 @@ class Subscriptions:
             self.refuse_full(client, id)
             return
         codec = self._tables.codec_down
-        token = None if meta.token is UNSET else codec.owned(message, meta.token)
-        if token is not None and not is_token(token):
+        token = None if meta.token is UNSET else Raw(codec.owned(message, meta.token))
+        if token is not None and not is_token(bytes(token)):
             members = decode_members(params["_meta"])
             assert members is not None
             del members[PROGRESS_TOKEN]
@@ -164,7 +164,7 @@ class Subscriptions:
         self._hold(share, client, id, token)
         self._open(share, child)
 
-    def _hold(self, share: Share, client: Client, id: Id, token: bytes | None) -> Holder:
+    def _hold(self, share: Share, client: Client, id: Id, token: Raw | None) -> Holder:
         self._next += 1
         holder = Holder(self._next, client, id, token, share)
         share.holders[holder.number] = holder
@@ -178,7 +178,7 @@ class Subscriptions:
         child.shares[upstream_id] = share
         first = next(iter(share.holders.values()))
         child.inflight[upstream_id] = Entry(
-            Kind.LISTEN, child, None, None, first.token, self._tables.now, share, noted=share.logs
+            Kind.LISTEN, child, None, first.token, self._tables.now, share, noted=share.logs
         )
         if share.logs:
             self._tables.attention.due = True

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import enum
 from collections import OrderedDict
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Raw, Struct, UnsetType
 
 from bridge.core.codec import Codec
 from bridge.core.era import Era, Greeting
-from bridge.core.inflight import Child, Client, Entry, Kind, Logger, Queue
+from bridge.core.inflight import Child, Client, Entry, Logger, Queue
 from bridge.core.jsonrpc import Id, Members, error_line, notification_line
 from bridge.core.limits import Limits as Limits
 from bridge.core.outbox import Key, Outbox
 from bridge.core.stats import Stats
+
+if TYPE_CHECKING:
+    from bridge.core.accounts import Waiter
 
 NOTICES_KEPT: Final = 64
 """At most this many notices wait for the shell; it takes them after each call."""
@@ -171,6 +174,7 @@ class Tables:
         "stopping",
         "supported",
         "version",
+        "waiters",
         "waiting",
     )
 
@@ -204,6 +208,8 @@ class Tables:
         self.refusals: dict[Era, EraRefusal] = {}
         self.greeting: Greeting | None = None
         """What the legacy server last said; clients are greeted from it while it is away, too."""
+        self.waiters: dict[int, Waiter] = {}
+        """Requests that wait for others', by numbers that are no upstream ids."""
         self.now = 0.0
         """Monotonic seconds, as of the call that is being carried out."""
         self.last_id = 0
@@ -260,27 +266,42 @@ class Tables:
         self.stats.refused += 1
         self.outbox.put(client, error_line(id, code, message, reason, delivered=delivered, **more))
 
-    def end(self, upstream_id: int, entry: Entry) -> None:
-        """Take an entry out of its client's table; the caller has taken it out of the child's."""
-        if entry.client is not None:
-            entry.client.inflight.pop(upstream_id, None)
+    def end(self, upstream_id: int, entry: Entry) -> Id | None:
+        """Take a request out of its client's table; the caller has taken it out of the child's.
+
+        Returns:
+            The id as the client wrote it.
+        """
         if entry.noted:
             entry.child.loggers.pop(upstream_id, None)
             entry.child.interests.pop(upstream_id, None)
+        return None if entry.client is None else entry.client.inflight.pop(upstream_id, None)
 
-    def abandon(self, upstream_id: int, entry: Entry, rest: Members) -> None:
+    def give_up(self, client: Client, upstream_id: int, rest: Members) -> None:
+        """Forget a request of a client: cancel it at the server, or no longer have it wait for others'."""
+        if client.inflight.pop(upstream_id, None) is None:
+            return  # what others gave up a moment ago may have answered it
+        waiter = self.waiters.pop(upstream_id, None)
+        if waiter is not None:
+            waiter.account.gave_up(upstream_id)
+            return
+        for child in self.children.values():
+            entry = child.inflight.get(upstream_id)
+            if entry is not None:
+                self.abandon(upstream_id, entry, rest)
+                return
+
+    def abandon(self, upstream_id: int, entry: Entry, rest: Members) -> Id | None:
         """Cancel a request at the server, and forget it.
 
         Args:
             rest: further members of the cancellation's `params`.
+
+        Returns:
+            The id as the client wrote it.
         """
         child = entry.child
-        if entry.client is not None:
-            known = entry.client.inflight.pop(upstream_id, None)
-            if entry.kind is Kind.WAITER:
-                if known is not None:  # what others gave up a moment ago may have answered it
-                    entry.account.gave_up(upstream_id)  # type: ignore[attr-defined]  # see accounts.Waiter
-                return
+        id = None if entry.client is None else entry.client.inflight.pop(upstream_id, None)
         del child.inflight[upstream_id]
         if entry.noted:
             child.interests.pop(upstream_id, None)
@@ -291,6 +312,7 @@ class Tables:
             name = upstream_id if len(child.loggers) < LOGGERS_KEPT else 0
             child.loggers[name] = Logger(None, self.now + ABANDONED_LOGS_S)
         self.cancel(child, upstream_id, rest)
+        return id
 
     def cancel(self, child: Child, upstream_id: int, rest: Members) -> None:
         """Write a cancellation. It passes window and queue, and a blocked stdin."""

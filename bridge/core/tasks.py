@@ -63,7 +63,7 @@ class Task(Struct, gc=False):
     child: Child
     client: Client
     upstream_id: int
-    token: bytes | None
+    token: Raw | None
     """The progress token of the request that made it: it lives on with the task."""
     over: bool = False
 
@@ -175,9 +175,7 @@ class Tasks:
                 return  # the server did it at once
             self._make(child, entry.client, upstream_id, entry.token, made)
 
-    def _make(
-        self, child: Child, client: Client, upstream_id: int, token: bytes | None, made: _State
-    ) -> None:
+    def _make(self, child: Child, client: Client, upstream_id: int, token: Raw | None, made: _State) -> None:
         tasks = child.tasks
         assert tasks is not None
         if made.taskId in tasks or len(made.taskId) > LONGEST_NAME:

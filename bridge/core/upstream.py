@@ -9,13 +9,22 @@ subscriptions; server/utilities/logging.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator
+from io import BytesIO
 from typing import Final
 
 from msgspec import UNSET, Raw
 
 from bridge.core import jsonrpc
-from bridge.core.codec import salvage_id
+from bridge.core.codec import (
+    CR,
+    FAULTS,
+    decode_message,
+    decode_plain_message,
+    is_utf8,
+    lines_of,
+    salvage_id,
+)
 from bridge.core.downstream import CANCELLED, Downstream
 from bridge.core.era import AWAITING_GREETING, Phase
 from bridge.core.framing import Block, OverlongEnd, OverlongStart
@@ -25,7 +34,6 @@ from bridge.core.jsonrpc import (
     PROGRESS_TOKEN,
     SUBSCRIPTION_ID,
     Message,
-    OddMessage,
     PlainMessage,
     Refusal,
     decode_members,
@@ -43,7 +51,7 @@ ODD_BLOCKS: Final = 16
 """When a server writes something that is no `PlainMessage`, as many of the blocks that follow are not tried
 as such: for what it is, it is likely to write more of it."""
 
-MAY_BEGIN: Final = b"{ \t\r\xef"
+MAY_BEGIN: Final = b"{ \t\r\n\xef"
 """First bytes of a line that may hold a message. A server that prints other lines by the thousand costs no
 decoding."""
 
@@ -97,34 +105,29 @@ class Upstream:
 
     def block(self, child: Child, block: Block) -> None:
         """Take whole lines."""
-        codec = self._tables.codec_up
-        messages = None
+        plain = CR not in block and (block.isascii() or is_utf8(block))
+        lines = BytesIO(block) if type(block) is bytes else lines_of(block)
+        decode: Callable[[bytes], Message] = decode_plain_message
         if child.odd_blocks:
             child.odd_blocks -= 1
-        else:
-            messages = codec.decode_plain_block(block)
-            if messages is None:
-                child.odd_blocks = ODD_BLOCKS
-        if messages is None:
-            messages = codec.decode_block(block)
-        if messages is not None:
-            self.messages(child, messages)
+            decode = decode_message
+        while (line := self._quick(child, lines, decode) if plain else next(lines, None)) is not None:
+            self._line(child, line, plain)
+            if child.odd_blocks:
+                decode = decode_message
+
+    def _line(self, child: Child, line: bytes, plain: bool) -> None:
+        """Take one line, whatever it holds."""
+        if line[0] not in MAY_BEGIN:
+            self._damaged(child, line, None, too_long=False)
             return
-        for line in block.split(b"\n")[:-1]:
-            if line and line[0] not in MAY_BEGIN:
-                self._damaged(child, line, None, too_long=False)
-                continue
-            decoded = codec.decode_line(line)
-            if decoded is None:
-                continue
-            if type(decoded) is Refusal:
-                self._damaged(child, line, salvage_id(line), too_long=False)
-            elif type(decoded.id) is Raw and decoded.method is UNSET:  # type: ignore[union-attr]  # a Message
-                # No id of the bridge's, and no key of a table either: it has no hash.
-                child.spoke = True
-                self._unasked(child, decoded)  # type: ignore[arg-type]  # as above
-            else:
-                self.messages(child, [decoded])  # type: ignore[list-item]  # a Message
+        codec = self._tables.codec_up
+        decoded = codec.decode_plain_line(line) if plain else codec.decode_line(line)
+        if type(decoded) is Refusal:
+            self._damaged(child, line, salvage_id(line), too_long=False)
+        elif decoded is not None:
+            child.spoke = True
+            self._message(child, decoded)  # type: ignore[arg-type]  # a Message
 
     def _overlong(self, child: Child, segment: OverlongStart | OverlongEnd) -> None:
         """A line over the limit: its asker is told as soon as the id can be trusted."""
@@ -144,7 +147,7 @@ class Upstream:
         """A line that is no message: whoever waits for it is told, if that is certain."""
         tables = self._tables
         tables.stats.noise += 1
-        tables.note(NoticeKind.NOISE, child.key, bytes(line[:512]))
+        tables.note(NoticeKind.NOISE, child.key, bytes(line[:512]).removesuffix(b"\n"))
         entry = None if known is None else child.inflight.pop(known, None)
         if entry is not None:
             assert known is not None
@@ -153,7 +156,7 @@ class Upstream:
     def _settle_broken(self, child: Child, upstream_id: int, entry: Entry, *, too_long: bool = False) -> None:
         tables = self._tables
         tables.stats.invalid_responses += 1
-        tables.end(upstream_id, entry)
+        id = tables.end(upstream_id, entry)
         if entry.kind is Kind.PROBE or entry.kind is Kind.INITIALIZE:
             self._seats.answered(child, entry, None)
             self._downstream.feed_freed()
@@ -164,7 +167,7 @@ class Upstream:
             assert entry.share is not None
             self._subscriptions.broken(child, entry.share)
         else:
-            client, id = entry.client, entry.id
+            client = entry.client
             assert client is not None
             assert id is not None
             if too_long:
@@ -178,63 +181,91 @@ class Upstream:
 
     # -- messages --------------------------------------------------------------
 
-    def messages(self, child: Child, messages: Sequence[Message]) -> None:
-        """Take valid messages of one child, in order."""
+    def _quick(
+        self, child: Child, lines: Iterator[bytes], decode: Callable[[bytes], Message]
+    ) -> bytes | None:
+        """Pass plain lines of a child on for as long as they are ordinary.
+
+        Args:
+            decode: `decode_plain_message`, or `decode_message` where that is likely to refuse most.
+
+        Returns:
+            The first that is not, taken out of `lines`; None if there is none.
+        """
         inflight = child.inflight
+        pop = inflight.pop
         touched = self._tables.outbox.touched
-        child.spoke = True
         passed = reported = 0
-        plain = not self._tables.limits.replay_safe  # what its client has heard of is noted
-        for message in messages:
+        reports = not self._tables.limits.replay_safe  # what its client has heard of is noted
+        message = None
+        line: bytes | None
+        for line in lines:
+            try:
+                message = decode(line)
+            except FAULTS:
+                if decode is decode_plain_message:
+                    child.odd_blocks = ODD_BLOCKS
+                break
             method = message.method
-            if method is not UNSET:
-                if type(message) is not PlainMessage:
-                    self._called(child, message, method)
-                elif not (
-                    plain
-                    and method == PROGRESS
-                    and message.id is UNSET
-                    and (report := message.params)
-                    and (entry := inflight.get(report.token))  # type: ignore[arg-type]  # as it came it is an int
-                    and (token := entry.token)
-                    and (client := entry.client)
-                ):
-                    self._called(child, message.as_message(), method)
-                else:
-                    report.token = Raw(token)
-                    out = client.out
-                    if not out:
-                        touched.append(client)
-                    out.append(message)
-                    reported += 1
-                continue
             number = message.id
-            # What is no integer is no key of the table.
-            entry = inflight.pop(number, None)  # type: ignore[arg-type]  # see above
-            if (
-                entry is None
-                or (client := entry.client) is None
-                or (message.result is UNSET) is (message.error is UNSET)
-                or type(message) is OddMessage
+            if method is UNSET:
+                # What is no integer is no key of the table.
+                entry = pop(number, None)  # type: ignore[arg-type]  # see above
+                if entry is None:
+                    break
+                if (client := entry.client) is None or (message.result is UNSET) is (message.error is UNSET):
+                    self._response(child, message, entry)
+                    continue
+                if entry.noted:
+                    self._noted(child, number, entry, message)  # type: ignore[arg-type]  # it is an entry's number
+                message.id = client.inflight.pop(number)  # type: ignore[arg-type]  # as above
+                out = client.out  # who is closing has nothing in flight
+                if not out:
+                    touched.append(client)
+                out.append(message)
+                passed += 1
+                if client.waiting or client.eof_at is not None:
+                    self._answered(client)
+            elif type(message) is not PlainMessage:
+                if number is not UNSET:
+                    break
+                self._called(child, message, method)
+            elif (
+                reports
+                and method == PROGRESS
+                and number is UNSET
+                and (report := message.params)
+                and (entry := inflight.get(report.token))  # type: ignore[arg-type]  # as it came it is an int
+                and (token := entry.token)
+                and (client := entry.client)
             ):
-                self._response(child, message, entry)
-                continue
-            del client.inflight[number]  # type: ignore[arg-type]  # an entry was found under it
-            if entry.noted:
-                self._noted(child, number, entry, message)  # type: ignore[arg-type]  # as above
-            message.id = entry.id  # type: ignore[assignment]  # a client's entry has an id
-            out = client.out  # who is closing has nothing in flight
-            if not out:
-                touched.append(client)
-            out.append(message)
-            passed += 1
-            if client.waiting or client.eof_at is not None:
-                self._answered(client)
-        self._tables.stats.responses += passed
-        self._tables.stats.notifications_down += reported
+                report.token = token
+                out = client.out
+                if not out:
+                    touched.append(client)
+                out.append(message)
+                reported += 1
+            else:
+                break
+        else:
+            line = None
+        if message is not None:
+            child.spoke = True
+            self._tables.stats.responses += passed
+            self._tables.stats.notifications_down += reported
+        return line
+
+    def _message(self, child: Child, message: Message) -> None:
+        """One valid message, whatever it is."""
+        if message.method is not UNSET:
+            self._called(child, message, message.method)
+            return
+        # Of an id with half a surrogate pair, which is none of the bridge's, no table could be asked.
+        entry = None if type(message.id) is Raw else child.inflight.pop(message.id, None)  # type: ignore[arg-type]  # what is no integer is no key
+        self._response(child, message, entry)
 
     def _response(self, child: Child, message: Message, entry: Entry | None) -> None:
-        """A response that is not simply passed on. Its entry is out of the child's table."""
+        """A response. Its entry is out of the child's table."""
         tables = self._tables
         if entry is None:
             self._unasked(child, message)
@@ -246,11 +277,12 @@ class Upstream:
             return
         if entry.kind is Kind.REQUEST and entry.noted:
             self._noted(child, upstream_id, entry, message)
-        tables.end(upstream_id, entry)
+        id = tables.end(upstream_id, entry)
         if entry.kind is Kind.REQUEST:
             client = entry.client
             assert client is not None
-            message.id = entry.id  # type: ignore[assignment]  # a client's entry has an id
+            assert id is not None
+            message.id = id
             tables.stats.responses += 1
             tables.outbox.put(client, message)
             self._answered(client)
@@ -339,7 +371,7 @@ class Upstream:
             if client is None:  # a listen with a token is nobody else's
                 assert entry.share is not None
                 client = next(iter(entry.share.holders.values())).client
-        params[PROGRESS_TOKEN] = Raw(token)
+        params[PROGRESS_TOKEN] = token
         self._tables.stats.notifications_down += 1
         # The token is spelled as the client wrote it, so it is not for the marker's undoing.
         self._tables.outbox.put(client, message)

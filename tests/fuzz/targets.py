@@ -17,6 +17,7 @@ from bridge.core.glance import guess_id, trusted_id
 from bridge.core.jsonrpc import Message, Refusal, decode_members, decode_meta, is_token, plain_integer
 from tests.fuzz.conversation import converse
 from tests.property.oracle import BOM, cut_up, expected, flat, found, parse, pieces, shown, spelled_twice
+from tests.support.plainly import decode_block, decode_lines
 
 SALT: Final = b"0123456789abcdef"
 SHALLOW: Final = 5
@@ -56,11 +57,12 @@ def codec(data: bytes) -> None:
             if line.count(b"[") + line.count(b"{") < PARSEABLE:
                 _judge(codec, line, decoded, limit)
         block = b"".join(line + b"\n" for line in lines)
-        for fast in (codec.decode_block(block), codec.decode_calls(block)):
-            if fast is not None:
-                assert [shown(codec, one) for one in careful] == [
-                    (type(one.id), codec.render(one)) for one in fast
-                ]
+        assert [shown(codec, one) for one in decode_lines(codec, block)] == [
+            shown(codec, one) for one in careful
+        ]
+        fast = decode_block(codec, block)
+        if fast is not None:
+            assert [shown(codec, one) for one in careful] == [shown(codec, one) for one in fast]
     for line in lines:
         _guess(line)
 

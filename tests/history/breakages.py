@@ -45,13 +45,13 @@ BREAKAGES: Final = (
         "after-cancel",
         (
             "core/tables.py",
-            "            known = entry.client.inflight.pop(upstream_id, None)\n",
-            "            known = entry\n",
+            "        if client.inflight.pop(upstream_id, None) is None:\n",
+            "        if client.inflight.get(upstream_id) is None:\n",
         ),
         (
             "core/tables.py",
-            "        del child.inflight[upstream_id]\n        if entry.noted:\n",
-            "        if entry.noted:\n",
+            "entry.client.inflight.pop(upstream_id, None)\n        del child.inflight[upstream_id]\n",
+            "entry.client.inflight.get(upstream_id)\n",
         ),
     ),
     _breakage(
@@ -59,8 +59,8 @@ BREAKAGES: Final = (
         "not-cancelled",
         (
             "core/downstream.py",
-            "            tables.abandon(upstream_id, entry, LEFT)",
-            "            del entry.child.inflight[upstream_id]",
+            "            tables.give_up(client, upstream_id, LEFT)",
+            "            [child.inflight.pop(upstream_id, None) for child in tables.children.values()]",
         ),
     ),
     _breakage(
@@ -68,9 +68,14 @@ BREAKAGES: Final = (
         "wrongly-cancelled",
         (
             "core/downstream.py",
-            "for number, entry in client.inflight.items() if id_key(entry.id) == key]",
-            "for other in tables.clients.values() for number, entry in other.inflight.items()"
-            " if id_key(entry.id) == key]",
+            "        mine = [number for number, asked in client.inflight.items() if id_key(asked) == key]\n",
+            "        mine = [(other, number) for other in tables.clients.values()"
+            " for number, asked in other.inflight.items() if id_key(asked) == key]\n",
+        ),
+        (
+            "core/downstream.py",
+            "        for number in mine:\n            tables.give_up(client, number, rest)\n",
+            "        for other, number in mine:\n            tables.give_up(other, number, rest)\n",
         ),
     ),
     _breakage(
@@ -87,9 +92,8 @@ BREAKAGES: Final = (
         "wrong-id",
         (
             "core/upstream.py",
-            "            message.id = entry.id  # type: ignore[assignment]  # a client's entry has an id\n"
-            "            out = client.out",
-            "            message.id = str(entry.id)\n            out = client.out",
+            "message.id = client.inflight.pop(number)",
+            "message.id = str(client.inflight.pop(number))",
         ),
     ),
     _breakage(
@@ -97,10 +101,9 @@ BREAKAGES: Final = (
         "foreign-response",
         (
             "core/upstream.py",
-            "            del client.inflight[number]  # type: ignore[arg-type]"
-            "  # an entry was found under it\n",
-            "            del client.inflight[number]\n"
-            "            client = next(reversed(self._tables.clients.values()))\n",
+            "                out = client.out  # who is closing has nothing in flight\n",
+            "                client = next(reversed(self._tables.clients.values()))\n"
+            "                out = client.out\n",
         ),
     ),
     _breakage(
@@ -117,13 +120,18 @@ BREAKAGES: Final = (
         "two-outcomes",
         (
             "core/upstream.py",
-            "            entry = inflight.pop(number, None)  #",
-            "            entry = inflight.get(number)  #",
+            "                entry = pop(number, None)  #",
+            "                entry = inflight.get(number)  #",
         ),
         (
             "core/upstream.py",
-            "            del client.inflight[number]  #",
-            "            client.inflight.pop(number, None)  #",
+            "message.id = client.inflight.pop(number)",
+            "message.id = _SEEN.setdefault(number, client.inflight.pop(number, None))",
+        ),
+        (
+            "core/upstream.py",
+            'LOG: Final = "notifications/message"\n',
+            'LOG: Final = "notifications/message"\n_SEEN = {}\n',
         ),
     ),
     _breakage(
@@ -131,8 +139,8 @@ BREAKAGES: Final = (
         "wrong-outcome",
         (
             "core/upstream.py",
-            "                or (message.result is UNSET) is (message.error is UNSET)\n",
-            "",
+            "(client := entry.client) is None or (message.result is UNSET) is (message.error is UNSET):\n",
+            "(client := entry.client) is None:\n",
         ),
     ),
     _breakage(
@@ -203,24 +211,24 @@ BREAKAGES: Final = (
         "stray-progress",
         (
             "core/upstream.py",
-            "                    report.token = Raw(token)\n",
-            "                    client = next(iter(self._tables.clients.values()))\n"
-            "                    report.token = Raw(token)\n",
+            "                report.token = token\n",
+            "                client = next(iter(self._tables.clients.values()))\n"
+            "                report.token = token\n",
         ),
         (
             "core/upstream.py",
-            "        params[PROGRESS_TOKEN] = Raw(token)\n        self._tables",
+            "        params[PROGRESS_TOKEN] = token\n        self._tables",
             "        client = next(iter(self._tables.clients.values()))\n"
-            "        params[PROGRESS_TOKEN] = Raw(token)\n        self._tables",
+            "        params[PROGRESS_TOKEN] = token\n        self._tables",
         ),
     ),
     _breakage(
         "progress carries the bridge's token",
         "wrong-id",
-        ("core/upstream.py", "                    report.token = Raw(token)\n", ""),
+        ("core/upstream.py", "                report.token = token\n", ""),
         (
             "core/upstream.py",
-            "        params[PROGRESS_TOKEN] = Raw(token)\n        self._tables",
+            "        params[PROGRESS_TOKEN] = token\n        self._tables",
             "        self._tables",
         ),
     ),
@@ -234,8 +242,8 @@ BREAKAGES: Final = (
         ),
         (
             "core/upstream.py",
-            "                    and (token := entry.token)\n",
-            "                    and report.token % 5\n                    and (token := entry.token)\n",
+            "                and (token := entry.token)\n",
+            "                and report.token % 5\n                and (token := entry.token)\n",
         ),
     ),
     _breakage(

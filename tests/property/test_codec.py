@@ -15,7 +15,7 @@ from msgspec import Raw
 
 from bridge.core import glance
 from bridge.core.codec import Codec, salvage_id
-from bridge.core.framing import HEAD_KEPT, Block, LineFramer, OverlongEnd, OverlongStart, Segment
+from bridge.core.framing import HEAD_KEPT, LineFramer, OverlongEnd, OverlongStart, Segment
 from bridge.core.glance import guess_id, too_deep, trusted_id
 from bridge.core.jsonrpc import (
     Message,
@@ -38,6 +38,7 @@ from tests.property.oracle import (
     shown,
     spelled_twice,
 )
+from tests.support.plainly import decode_block, decode_lines
 
 SALT = b"0123456789abcdef"
 # A small limit of depth, so that short lines reach it.
@@ -215,16 +216,6 @@ streams = st.lists(lines, max_size=5).map(b"\n".join)
 codecs = st.sampled_from([DOWN, UP])
 
 
-def decode_any(codec: Codec, block: Block) -> list[Message | Refusal | None]:
-    """Decode a block as the bridge does: at once, or line by line if that says no."""
-    fast = codec.decode_block(block)
-    return (
-        list(fast)
-        if fast is not None
-        else [codec.decode_line(line) for line in bytes(block).split(b"\n")[:-1]]
-    )
-
-
 # -- properties ---------------------------------------------------------------------
 
 
@@ -244,10 +235,11 @@ def test_a_line_is_what_an_independent_parser_says_it_is(codec: Codec, line: byt
 @given(codecs, st.lists(lines, max_size=3))
 def test_the_fast_path_says_what_the_careful_one_says_or_nothing(codec: Codec, some: list[bytes]) -> None:
     block = b"".join(line + b"\n" for line in some)
-    fast = codec.decode_block(block)
+    careful = [codec.decode_line(line) for line in some]
+    assert [shown(codec, one) for one in decode_lines(codec, block)] == [shown(codec, one) for one in careful]
+    fast = decode_block(codec, block)
     if fast is None:
         return
-    careful = [codec.decode_line(line) for line in some]
     assert [type(decoded) for decoded in careful] == [Message] * len(fast)
     assert [shown(codec, one) for one in fast] == [shown(codec, one) for one in careful]
 
@@ -268,7 +260,7 @@ plain_members = st.lists(
 def test_plain_messages_go_the_fast_path(codec: Codec, objects: list[dict[str, Any]], ascii: bool) -> None:
     """Otherwise the property above would hold for a fast path that says nothing."""
     block = b"".join(json.dumps(one, ensure_ascii=ascii).encode() + b"\n" for one in objects)
-    fast = codec.decode_block(block)
+    fast = decode_block(codec, block)
     assert fast is not None
     assert [json.loads(codec.render(message)) for message in fast] == objects
 
@@ -366,7 +358,7 @@ def test_any_split_of_the_bytes_gives_the_same_messages(
                 if isinstance(segment, (OverlongStart, OverlongEnd)):
                     results.append(segment)
                 else:
-                    results += [shown(codec, decoded) for decoded in decode_any(codec, segment)]
+                    results += [shown(codec, decoded) for decoded in decode_lines(codec, segment)]
         seen.append(results)
     assert seen[0] == seen[1] == seen[2]
 
@@ -376,7 +368,7 @@ def test_any_split_of_the_bytes_gives_the_same_messages(
 def test_no_bytes_raise(line: bytes, at: int) -> None:
     for codec in (DOWN, UP):
         for block in (line, line + b"\n", bytearray(line)):
-            fast = codec.decode_block(block)
+            fast = decode_block(codec, block)
             assert fast is None or all(type(message) is Message for message in fast)
             decoded = codec.decode_line(block)
             assert decoded is None or type(decoded) in (Message, OddMessage, Refusal)

@@ -8,7 +8,7 @@ import pytest
 from msgspec import Raw
 
 from bridge.core.era import Era, Handshake
-from bridge.core.inflight import Child, Client, Entry, Kind, Logger, Queue, Queued, id_key, owners
+from bridge.core.inflight import Child, Client, Logger, Queue, Queued, id_key, owners
 from bridge.core.jsonrpc import Id
 from bridge.core.outbox import Key
 
@@ -121,7 +121,7 @@ def test_a_client_is_idle_when_nothing_is_owed_to_it() -> None:
     one.waiting[Era.LEGACY] = Queue(one, Era.LEGACY)
     assert not one.idle
     one.waiting.clear()
-    one.inflight[5] = Entry(Kind.REQUEST, child(), one, 1)
+    one.inflight[5] = 1
     assert not one.idle
     one.inflight.clear()
     holder: Any = object()

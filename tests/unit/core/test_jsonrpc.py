@@ -37,6 +37,7 @@ from bridge.core.jsonrpc import (
     request_line,
     result_line,
 )
+from tests.support.plainly import decode_block
 
 SALT = b"0123456789abcdef"
 DEPTH = 128
@@ -60,7 +61,7 @@ def response(body: bytes, id: bytes = b"1", name: bytes = b"result") -> bytes:
 def decode(codec: Codec, line: bytes) -> Message | Refusal | None:
     """Decode one line in both ways, and see that the fast one says the same or nothing."""
     careful = codec.decode_line(line)
-    fast = codec.decode_block(line + b"\n")
+    fast = decode_block(codec, line + b"\n")
     if fast is not None:
         assert type(careful) is Message
         assert [str(message) for message in fast] == [str(careful)] or "Raw" in str(careful)
@@ -121,17 +122,11 @@ def test_the_fast_path_leaves_a_blank_line_to_the_careful_one(codec: Codec, firs
         line + b"\n \n",
         line + b"\n\n" + line + b"\n",
     ):
-        assert codec.decode_block(block) is None
-
-
-def test_the_fast_path_takes_whole_lines_only(codec: Codec) -> None:
-    for first in (b"{}", LONG):
-        assert codec.decode_block(request(first) + b"\n" + request()) is None
+        assert decode_block(codec, block) is None
 
 
 def test_no_bytes_are_no_messages(codec: Codec) -> None:
-    assert not codec.decode_block(b"")
-    assert not codec.decode_calls(b"")
+    assert decode_block(codec, b"") == []
 
 
 @pytest.mark.parametrize("before", [b"", b" ", b"\t", b"\r", b"\xef\xbb\xbf", b"\xef\xbb\xbf\t"])
@@ -150,14 +145,14 @@ def test_a_bom_that_does_not_begin_the_line_is_no_json(codec: Codec, line: bytes
 
 def test_every_line_of_a_block_is_a_message(codec: Codec) -> None:
     block = b"".join(request(id=b"%d" % number) + b"\n" for number in range(5))
-    decoded = codec.decode_block(block)
+    decoded = decode_block(codec, block)
     assert decoded is not None
     assert [one.id for one in decoded] == [0, 1, 2, 3, 4]
     assert codec.encode_lines(list(decoded)) == block
 
 
 def test_a_block_may_be_the_framers_own_buffer(codec: Codec) -> None:
-    decoded = codec.decode_block(bytearray(request(b'{"a":1.50}') + b"\n"))
+    decoded = decode_block(codec, bytearray(request(b'{"a":1.50}') + b"\n"))
     assert decoded is not None
     assert codec.render(decoded[0]) == request(b'{"a":1.50}')
 
@@ -165,16 +160,16 @@ def test_a_block_may_be_the_framers_own_buffer(codec: Codec) -> None:
 @pytest.mark.parametrize("between", [b"", b" ", b"\t", b"\r", b"\r\r"])
 def test_two_messages_on_one_line_are_none(codec: Codec, between: bytes) -> None:
     line = request() + between + request(id=b"2")
-    assert codec.decode_block(line + b"\n") is None
-    assert codec.decode_block(request() + b"\n" + line + b"\n") is None
-    assert codec.decode_block(request(LONG) + b"\n" + line + b"\n") is None
+    assert decode_block(codec, line + b"\n") is None
+    assert decode_block(codec, request() + b"\n" + line + b"\n") is None
+    assert decode_block(codec, request(LONG) + b"\n" + line + b"\n") is None
     refused(codec, line, PARSE_ERROR)
 
 
 def test_one_message_over_two_lines_is_none(codec: Codec) -> None:
     for cut in (b',"id"', b',"method"', b"{}"):
         block = request().replace(cut, b"\n" + cut) + b"\n"
-        assert codec.decode_block(block) is None
+        assert decode_block(codec, block) is None
         for line in block.split(b"\n")[:-1]:
             refused(codec, line, PARSE_ERROR)
 
@@ -185,11 +180,11 @@ def test_a_message_over_two_lines_and_two_on_one_do_not_make_up_for_each_other(
 ) -> None:
     """As many lines as messages, and still not one on each."""
     block = b'{"jsonrpc":"2.0","method":"a"}{"jsonrpc":"2.0",\n"method":"b"}\n'
-    assert codec.decode_block(before + block) is None
+    assert decode_block(codec, before + block) is None
     block = b'{"jsonrpc":"2.0","method":"a","params":{}\n}{"jsonrpc":"2.0","method":"b"}\n'
-    assert codec.decode_block(before + block) is None
+    assert decode_block(codec, before + block) is None
     block = b'{"jsonrpc":"2.0","method":"a"}{"jsonrpc":"2.0","params":\n{},"method":"b"}\n'
-    assert codec.decode_block(before + block) is None
+    assert decode_block(codec, before + block) is None
 
 
 # -- CR: one line must stay one line for whoever reads text ---------------------
@@ -271,7 +266,7 @@ def test_bad_utf8_is_refused_wherever_it_stands(codec: Codec, bad: bytes) -> Non
         request() + bad,
     ]
     for line in lines:
-        assert codec.decode_block(line + b"\n") is None
+        assert decode_block(codec, line + b"\n") is None
         assert "UTF-8" in refused(codec, line, PARSE_ERROR).reason
 
 
@@ -281,7 +276,7 @@ def test_characters_of_every_length_pass(codec: Codec) -> None:
 
 
 def test_half_a_character_at_a_lines_end_is_not_completed_by_the_next_line(codec: Codec) -> None:
-    assert codec.decode_block(b'{"jsonrpc":"2.0","method":"\xe2\n\x82\xac"}\n') is None
+    assert decode_block(codec, b'{"jsonrpc":"2.0","method":"\xe2\n\x82\xac"}\n') is None
 
 
 # -- JSON -----------------------------------------------------------------------
@@ -644,7 +639,7 @@ def test_another_limit_of_depth_holds_as_exactly(limit: int) -> None:
     good = request(nested(limit - 1, "{"))
     assert again(codec, good) == good
     bad = request(nested(limit, "{"))
-    assert codec.decode_block(bad + b"\n") is None
+    assert decode_block(codec, bad + b"\n") is None
     assert refused(codec, bad, INVALID_REQUEST).id == 1
 
 
@@ -718,7 +713,7 @@ def test_looking_for_depth_looks_at_eight_brackets_at_once(monkeypatch: pytest.M
 
 def test_depth_is_looked_for_in_one_line_of_a_block() -> None:
     deep, flat = request(nested(DEPTH)), request()
-    assert DOWN.decode_block(flat + b"\n" + deep + b"\n") is None
+    assert decode_block(DOWN, flat + b"\n" + deep + b"\n") is None
 
 
 # -- ids -----------------------------------------------------------------------------
@@ -777,7 +772,7 @@ def test_an_escape_in_an_id_may_be_spelled_anew(codec: Codec) -> None:
 )
 def test_an_id_of_another_kind_or_over_1_kib_is_refused_without_it(codec: Codec, written: bytes) -> None:
     for line in (request(id=written), response(b"{}", id=written), request(id=written, more=b',"x":1')):
-        assert codec.decode_block(line + b"\n") is None
+        assert decode_block(codec, line + b"\n") is None
         assert refused(codec, line, INVALID_REQUEST).id is UNSET
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from bridge.core.codec import Codec
-from bridge.core.framing import Block
-from bridge.core.jsonrpc import Message
+from bridge.core import upstream
+from bridge.core.codec import decode_plain_message
+from bridge.core.jsonrpc import PlainMessage
 from bridge.core.tables import LOGGERS_KEPT, NoticeKind
 from bridge.core.upstream import ODD_BLOCKS
 from tests.unit.core.scenario import (
@@ -156,15 +155,14 @@ def test_one_notification_out_of_the_ordinary_costs_a_server_the_quick_way_for_a
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It was never tried again."""
-    tried: list[Block] = []
-    decode = Codec.decode_plain_block
+    tried: list[bytes] = []
 
-    def counted(codec: Codec, block: Block) -> Sequence[Message] | None:
-        tried.append(block)
-        return decode(codec, block)
+    def counted(line: bytes) -> PlainMessage:
+        tried.append(line)
+        return decode_plain_message(line)
 
     s = Scenario()
-    monkeypatch.setattr(Codec, "decode_plain_block", counted)
+    monkeypatch.setattr(upstream, "decode_plain_message", counted)
     s.server(log("x"))
     assert len(tried) == 1
     for _ in range(ODD_BLOCKS):

@@ -7,9 +7,10 @@ import json
 import pytest
 
 from bridge.core.era import MODERN_VERSION
+from bridge.core.inflight import Client
 from bridge.core.lines import TURN_LINES
-from bridge.core.outbox import Control
-from bridge.core.tables import NoticeKind
+from bridge.core.outbox import Control, Key
+from bridge.core.tables import Limits, NoticeKind, Tables
 from tests.unit.core.scenario import (
     CLOSE,
     MODERN,
@@ -406,6 +407,13 @@ def test_many_lines_that_take_a_look_each_are_looked_at_in_turns() -> None:
     s.turn("A").expect()
     s.client("A", b"1}\n").expect(A=no)
     s.client("A", request(3)).expect(server=request(3))
+
+
+def test_no_turn_is_asked_for_when_nothing_is_left() -> None:
+    s = Scenario()
+    no = refusal(-32600, "invalid_request")
+    s.client("A", b"{}\n" * TURN_LINES).expect(A=[no] * TURN_LINES)
+    s.client("A", request(1)).expect(server=request(2))
 
 
 def test_what_comes_before_the_turn_has_come_stays_behind_what_is_left() -> None:
@@ -989,3 +997,26 @@ def test_a_notification_carries_nothing_that_looks_like_a_token() -> None:
     s.client("A", notification("notifications/cancelled", requestId=1, RequestId=9)).expect(
         server=notification("notifications/cancelled", requestId=2)
     )
+
+
+def test_a_request_with_a_name_of_nobodys_schema_goes_on_with_it() -> None:
+    """Whatever else it brings is translated as ever."""
+    s = Scenario(clients="AB")
+    for client, id in (("A", 2), ("B", 3)):
+        s.client(client, request(7, meta={"progressToken": 7}, name="n", flavour=[1])).expect(
+            server=request(id, meta={"progressToken": id}, name="n", flavour=[1])
+        )
+    alike: Json = {"_META": {"progressToken": 3}, "TaskID": 3}
+    s.client("A", request(8, flavour=1, **alike)).expect(server=request(4, flavour=1))
+    s.server(progress(3), result(2, "a")).expect(B=progress(7), A=result(7, "a"))
+
+
+def test_a_request_that_no_process_knows_any_more_is_forgotten_without_a_word() -> None:
+    """Its process has ended a moment ago, and who asked leaves before that has been told."""
+    tables = Tables(Limits(), salt=b"0123456789abcdef", version="0")
+    one = Client(Key(1), strict=False, max_line=100)
+    one.inflight[5] = "x"
+    tables.give_up(one, 5, {})
+    tables.give_up(one, 6, {})
+    assert one.idle
+    assert tables.outbox.flush() == []
