@@ -39,6 +39,10 @@ class OverlongEnd(Struct, frozen=True):
 Segment = Block | OverlongStart | OverlongEnd
 
 
+_NOTHING: Final = bytearray()
+"""One for all connections: most of them hold nothing most of the time. Never added to."""
+
+
 class LineFramer:
     """Cut one byte stream into blocks of whole lines.
 
@@ -57,7 +61,7 @@ class LineFramer:
         self.busy = False
         """The next byte goes on with a line that has begun. If it is not, whole lines need no `feed`."""
         self._head_kept = min(HEAD_KEPT, limit)
-        self._held = bytearray()
+        self._held = _NOTHING
         self._tail = b""
         self._skipping = False
 
@@ -96,7 +100,7 @@ class LineFramer:
         if self._held:
             self._held += data[:end]
             block = self._held
-            self._held = bytearray()
+            self._held = _NOTHING
         else:
             block = data[:end]
         if len(block) > self.limit:
@@ -124,11 +128,13 @@ class LineFramer:
             segments.append(block[good:begin])
 
     def _hold(self, data: bytes, segments: list[Segment]) -> None:
+        if not self._held:
+            self._held = bytearray()
         self._held += data
         if len(self._held) > self.limit:
             segments.append(OverlongStart(bytes(self._held[: self._head_kept])))
             self._tail = bytes(self._held[-HEAD_KEPT:])
-            self._held = bytearray()
+            self._held = _NOTHING
             self._skipping = True
 
     def finish(self) -> list[Segment]:
@@ -139,7 +145,7 @@ class LineFramer:
         elif self._held:
             self._held += b"\n"
             segments.append(self._held)
-        self._held = bytearray()
+        self._held = _NOTHING
         self._tail = b""
         self._skipping = self.busy = False
         return segments

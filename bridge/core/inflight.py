@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import enum
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Raw, Struct, field
 
@@ -168,6 +169,12 @@ class Queue:
         return items
 
 
+# One for all clients: thousands may be connected, and idle.
+NO_META: Final = Raw()
+NOTHING: Final[Any] = MappingProxyType({})
+"""Stands for an empty dict that nothing may be put into."""
+
+
 class Client(Lane):
     """One client connection, and everything the bridge holds for it."""
 
@@ -194,18 +201,18 @@ class Client(Lane):
         self.greeted = False
         """The first byte has come."""
         self.framer = LineFramer(max_line)
-        self.deferred: list[Segment] = []
+        self.deferred: Sequence[Segment] = ()
         """What it wrote that is left for another turn. While there is any, the framer counts as busy."""
         self.inflight: dict[int, Id] = {}
         """Its requests on the way, and those that wait for others': by upstream id, the id it chose."""
-        self.holders: dict[int, Holder] = {}
-        self.waiting: dict[Era, Queue] = {}
+        self.holders: dict[int, Holder] = NOTHING
+        self.waiting: dict[Era, Queue] = NOTHING
         """What is not written yet, for each era's server that has to do with it."""
-        self.usual_meta = Raw()
+        self.usual_meta = NO_META
         """The last `_meta` of a modern request with nothing to translate: the next is likely the same."""
         self.session: Session | None = None
         """What `initialize` settled, if the client has sent one."""
-        self.tasks: dict[int, Task] = {}
+        self.tasks: dict[int, Task] = NOTHING
         """Tasks that its requests have made, by the upstream ids of these."""
         self.bad_lines = 0
         """Lines in a row that were not JSON."""
@@ -237,7 +244,7 @@ class Session(Struct):
     """The server was started again: changes may have been missed."""
     level: int | None = None
     """The rank of the log level it has set, if it has."""
-    resources: dict[str, Resource] = field(default_factory=dict)
+    resources: dict[str, Resource] = field(default_factory=lambda: NOTHING)
     """What it has subscribed to, by URI."""
 
 

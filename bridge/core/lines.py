@@ -75,7 +75,7 @@ class ClientLines:
                 return
         segments = framer.feed(data)
         if client.deferred:
-            segments = client.deferred + segments
+            segments = [*client.deferred, *segments]
         self._segments(client, segments)
 
     def turn(self, client: Client) -> None:
@@ -84,7 +84,7 @@ class ClientLines:
         self._segments(client, client.deferred)
 
     def _segments(self, client: Client, segments: Sequence[Segment]) -> None:
-        client.deferred = []
+        client.deferred = ()
         for number, segment in enumerate(segments, 1):
             if client.closing:
                 return
@@ -93,7 +93,7 @@ class ClientLines:
                 continue
             self.block(client, segment)  # type: ignore[arg-type]  # what is left of the union
             if client.deferred:
-                client.deferred += segments[number:]
+                client.deferred = [*client.deferred, *segments[number:]]
                 return
 
     def finish(self, client: Client) -> None:

@@ -155,6 +155,8 @@ class Resources:
         assert session is not None
         if client.key not in resource.holders:
             resource.holders[client.key] = client
+            if not session.resources:
+                session.resources = {}
             session.resources[resource.uri] = resource
             self.holders += 1
 

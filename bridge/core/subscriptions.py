@@ -168,6 +168,8 @@ class Subscriptions:
         self._next += 1
         holder = Holder(self._next, client, id, token, share)
         share.holders[holder.number] = holder
+        if not client.holders:
+            client.holders = {}
         client.holders[holder.number] = holder
         self._tables.holders += 1
         return holder

@@ -181,6 +181,8 @@ class Tasks:
         if made.taskId in tasks or len(made.taskId) > LONGEST_NAME:
             return  # the first one owns it
         task = Task(made.taskId, child, client, upstream_id, token)
+        if not client.tasks:
+            client.tasks = {}
         tasks[task.name] = client.tasks[upstream_id] = task
         if token is not None:
             child.task_tokens[upstream_id] = task

@@ -7,7 +7,7 @@ meanwhile. What becomes of a line whose turn has come is decided in `downstream.
 from __future__ import annotations
 
 from bridge.core.era import Era
-from bridge.core.inflight import Client, Queue, Queued
+from bridge.core.inflight import NOTHING, Client, Queue, Queued
 from bridge.core.jsonrpc import SERVER_UNAVAILABLE, Id
 from bridge.core.outbox import Control
 from bridge.core.tables import Seat, Tables
@@ -30,7 +30,7 @@ class Waiting:
         if queue is None:
             if size > limits.max_queued_bytes:
                 return False
-            queue = client.waiting[era] = tables.waiting[era][client.key] = Queue(client, era)
+            queue = self._new_queue(client, era)
         elif len(queue) >= limits.max_queued or queue.bytes + size > limits.max_queued_bytes:
             return False
         queue.push(item)
@@ -49,12 +49,18 @@ class Waiting:
         limits = tables.limits
         queue = client.waiting.get(era)
         if queue is None:
-            queue = client.waiting[era] = tables.waiting[era][client.key] = Queue(client, era)
+            queue = self._new_queue(client, era)
         elif len(queue) >= limits.max_queued or queue.bytes + len(item.line) > limits.max_queued_bytes:
             return False
         queue.put_back(item)
         tables.queued_bytes += len(item.line)
         return True
+
+    def _new_queue(self, client: Client, era: Era) -> Queue:
+        if not client.waiting:
+            client.waiting = {}
+        queue = client.waiting[era] = self._tables.waiting[era][client.key] = Queue(client, era)
+        return queue
 
     def pop(self, queue: Queue) -> Queued:
         """Take the line whose turn it is. The caller then calls `after`."""
@@ -89,7 +95,10 @@ class Waiting:
 
     def _forget_if_empty(self, queue: Queue) -> None:
         if not queue:
-            queue.client.waiting.pop(queue.era, None)
+            client = queue.client
+            client.waiting = {
+                era: other for era, other in client.waiting.items() if other is not queue
+            } or NOTHING
             self._tables.waiting[queue.era].pop(queue.client.key, None)
             self._resume(queue)
         else:
@@ -148,7 +157,7 @@ class Waiting:
         for queue in client.waiting.values():
             self._tables.queued_bytes -= queue.bytes
             self._tables.waiting[queue.era].pop(client.key, None)
-        client.waiting.clear()
+        client.waiting = NOTHING
 
     def _refuse(self, client: Client, item: Queued, code: int, message: str, reason: str) -> None:
         if item.id is not None:

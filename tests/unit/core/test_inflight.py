@@ -8,7 +8,7 @@ import pytest
 from msgspec import Raw
 
 from bridge.core.era import Era, Handshake
-from bridge.core.inflight import Child, Client, Logger, Queue, Queued, id_key, owners
+from bridge.core.inflight import NOTHING, Child, Client, Logger, Queue, Queued, id_key, owners
 from bridge.core.jsonrpc import Id
 from bridge.core.outbox import Key
 
@@ -118,14 +118,14 @@ def test_a_queue_knows_whether_it_holds_a_request() -> None:
 def test_a_client_is_idle_when_nothing_is_owed_to_it() -> None:
     one = client()
     assert one.idle
-    one.waiting[Era.LEGACY] = Queue(one, Era.LEGACY)
+    one.waiting = {Era.LEGACY: Queue(one, Era.LEGACY)}
     assert not one.idle
-    one.waiting.clear()
+    one.waiting = NOTHING
     one.inflight[5] = 1
     assert not one.idle
     one.inflight.clear()
     holder: Any = object()
-    one.holders[5] = holder
+    one.holders = {5: holder}
     assert not one.idle
 
 
