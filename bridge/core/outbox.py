@@ -47,18 +47,22 @@ class Lane:
 class Outbox:
     """Collects messages for each lane and gives them out as bytes, in order."""
 
-    __slots__ = ("_controls", "codec", "touched")
+    __slots__ = ("_controls", "_run", "codec", "touched")
 
     def __init__(self, codec: Codec) -> None:
         self.codec = codec
         self.touched: list[Lane] = []
         """Lanes that have something in `out`: who appends a first item without `put` enters the lane here."""
         self._controls: list[Output] = []
+        self._run: tuple[list[Lane], list[Raw]] | None = None
+        """What all of many are to be told, before whatever stands in `out` by now."""
 
     def put(self, lane: Lane, item: Call | Raw) -> None:
         """Send a message, or a line that is ready (without its newline). Behind a close it is nobody's."""
         if lane.closing:
             return
+        if self._run is not None:
+            self._end_run()
         if not lane.out:
             self.touched.append(lane)
         if type(item) is OddMessage:
@@ -67,16 +71,32 @@ class Outbox:
 
     def put_to_all(self, lanes: Iterable[Lane], line: Raw) -> int:
         """Send one line that is ready to many; return to how many, without those behind a close."""
+        told = [lane for lane in lanes if not lane.closing]
         touched = self.touched
-        sent = 0
+        if not touched and (self._run is None or self._run[0] == told):
+            # Nothing else is on its way, so what many are told need not be entered for each of them.
+            if self._run is None:
+                self._run = told, []
+            self._run[1].append(line)
+            return len(told)
+        if self._run is not None:
+            self._end_run()
+        for lane in told:
+            out = lane.out
+            if not out:
+                touched.append(lane)
+            out.append(line)
+        return len(told)
+
+    def _end_run(self) -> None:
+        """Enter what many are told for each of them: something of their own is to follow."""
+        assert self._run is not None
+        lanes, lines = self._run
+        self._run = None
         for lane in lanes:
-            if not lane.closing:
-                out = lane.out
-                if not out:
-                    touched.append(lane)
-                out.append(line)
-                sent += 1
-        return sent
+            if not lane.out:
+                self.touched.append(lane)
+            lane.out[:0] = lines  # before what was entered by others, without `put`
 
     def control(self, lane: Lane, what: Control) -> None:
         """Have the shell stop or go on reading from a client, now or in a while."""
@@ -85,6 +105,8 @@ class Outbox:
     def close(self, lane: Lane) -> None:
         """Close a destination behind what was put for it so far."""
         if not lane.closing:
+            if self._run is not None:
+                self._end_run()
             if not lane.out:
                 self.touched.append(lane)
             lane.closing = True
@@ -92,9 +114,15 @@ class Outbox:
     def flush(self) -> list[Output]:
         """What was collected since the last call, as it is to be written."""
         touched = self.touched
-        if not touched and not self._controls:
-            return []
         outputs: list[Output] = []
+        if self._run is not None:
+            if touched:
+                self._end_run()
+            else:
+                lanes, lines = self._run
+                self._run = None
+                line = encoder.encode_lines(lines)
+                outputs = [(told.key, line) for told in lanes]
         encode_lines = encoder.encode_lines
         common: list[Call | Raw] | None = None
         common_piece = b""

@@ -51,6 +51,67 @@ def test_what_is_told_to_many_is_told_to_them_whatever_others_are_sent_in_betwee
     assert pieces[Key(3)] == b'{"told":"one"}\n'
 
 
+def told(outbox: Outbox) -> dict[int, list[object]]:
+    """What each destination is to be written."""
+    return {key: [json.loads(line) for line in bytes(data).splitlines()] for key, data in outbox.flush()}  # type: ignore[arg-type]  # no controls
+
+
+def test_what_all_are_told_is_one_piece_for_all() -> None:
+    outbox = Outbox(CODEC)
+    lanes = [Lane(Key(number)) for number in range(3)]
+    for line in (b"[1]", b"[2]"):
+        assert outbox.put_to_all(lanes, Raw(line)) == 3
+    (_, first), *others = outbox.flush()
+    assert first == b"[1]\n[2]\n"
+    assert [key for key, _ in others] == [1, 2]
+    assert all(piece is first for _, piece in others)
+    assert outbox.flush() == []
+
+
+def test_what_all_are_told_keeps_its_place_before_and_behind_what_one_is_told() -> None:
+    """Whether that is put, or entered by the quick paths themselves."""
+    for quick in (False, True):
+        outbox = Outbox(CODEC)
+        a, b, c = (Lane(Key(number)) for number in range(3))
+
+        def tell(lane: Lane, line: bytes, outbox: Outbox = outbox, quick: bool = quick) -> None:
+            if quick:
+                if not lane.out:
+                    outbox.touched.append(lane)
+                lane.out.append(Raw(line))
+            else:
+                outbox.put(lane, Raw(line))
+
+        outbox.put_to_all([a, b], Raw(b"1"))
+        tell(b, b"2")
+        outbox.put_to_all([a, b], Raw(b"3"))
+        tell(c, b"4")
+        outbox.put_to_all([b, c], Raw(b"5"))
+        assert told(outbox) == {0: [1, 3], 1: [1, 2, 3, 5], 2: [4, 5]}
+        outbox.put_to_all([a, b], Raw(b"6"))
+        tell(b, b"7")
+        tell(c, b"8")
+        assert told(outbox) == {0: [6], 1: [6, 7], 2: [8]}
+
+
+def test_others_may_be_told_behind_what_all_are_told() -> None:
+    outbox = Outbox(CODEC)
+    a, b, c = (Lane(Key(number)) for number in range(3))
+    outbox.put_to_all([a, b], Raw(b"1"))
+    outbox.put_to_all([b, c], Raw(b"2"))
+    assert told(outbox) == {0: [1], 1: [1, 2], 2: [2]}
+
+
+def test_who_is_closed_behind_what_all_are_told_is_told_it() -> None:
+    outbox = Outbox(CODEC)
+    a, b = Lane(Key(0)), Lane(Key(1))
+    outbox.put_to_all([a, b], Raw(b"1"))
+    outbox.close(b)
+    outbox.put_to_all([a, b], Raw(b"2"))
+    outbox.control(a, Control.PAUSE)
+    assert outbox.flush() == [(0, b"1\n2\n"), (1, b"1\n"), (1, b""), (0, Control.PAUSE)]
+
+
 def test_what_is_told_to_all_is_not_told_to_who_is_being_closed() -> None:
     outbox = Outbox(CODEC)
     leaving, staying = Lane(Key(1)), Lane(Key(2))
