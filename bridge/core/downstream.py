@@ -142,20 +142,21 @@ class Downstream(ClientLines):
                     client.usual_meta = raw.copy()
             if child is None:
                 break
+            if child is not owner:  # and so not the one of the request before
+                owner = child
+                entry = Entry(REQUEST, child, client, None, now)
+                asked = child.inflight
+                out = child.out
+                if not out:
+                    touched.append(child)
             upstream_id += 1
             inflight[upstream_id] = id
-            if token is not None:
-                child.inflight[upstream_id] = Entry(REQUEST, child, client, token, now)
-                put_token(message, meta, upstream_id)  # type: ignore[arg-type]  # it is the meta's
+            if token is None:
+                asked[upstream_id] = entry
             else:
-                if child is not owner:
-                    owner = child
-                    entry = Entry(REQUEST, child, client, None, now)
-                child.inflight[upstream_id] = entry
+                asked[upstream_id] = Entry(REQUEST, child, client, token, now)
+                put_token(message, meta, upstream_id)  # type: ignore[arg-type]  # it is the meta's
             message.id = upstream_id
-            out = child.out
-            if not out:
-                touched.append(child)
             out.append(message)
         else:
             line = None

@@ -197,7 +197,7 @@ class Upstream:
         touched = self._tables.outbox.touched
         passed = reported = 0
         reports = not self._tables.limits.replay_safe  # what its client has heard of is noted
-        message = None
+        message = last = None
         line: bytes | None
         for line in lines:
             try:
@@ -213,23 +213,29 @@ class Upstream:
                 entry = pop(number, None)  # type: ignore[arg-type]  # see above
                 if entry is None:
                     break
-                if (client := entry.client) is None or (message.result is UNSET) is (message.error is UNSET):
+                if (message.result is UNSET) is (message.error is UNSET):
                     self._response(child, message, entry)
+                    last = None
                     continue
-                if entry.noted:
-                    self._noted(child, number, entry, message)  # type: ignore[arg-type]  # it is an entry's number
-                message.id = client.inflight.pop(number)  # type: ignore[arg-type]  # as above
-                out = client.out  # who is closing has nothing in flight
-                if not out:
-                    touched.append(client)
+                if entry is not last:  # and so perhaps not of the client of the response before
+                    client = entry.client
+                    if client is None or entry.noted or client.waiting or client.eof_at is not None:
+                        self._response(child, message, entry)
+                        last = None
+                        continue
+                    last = entry
+                    ids = client.inflight
+                    out = client.out  # who is closing has nothing in flight
+                    if not out:
+                        touched.append(client)
+                message.id = ids.pop(number)  # type: ignore[arg-type]  # it is an entry's number
                 out.append(message)
                 passed += 1
-                if client.waiting or client.eof_at is not None:
-                    self._answered(client)
             elif type(message) is not PlainMessage:
                 if number is not UNSET:
                     break
                 self._called(child, message, method)
+                last = None
             elif (
                 reports
                 and method == PROGRESS
@@ -240,10 +246,9 @@ class Upstream:
                 and (client := entry.client)
             ):
                 report.token = token
-                out = client.out
-                if not out:
+                if not client.out:
                     touched.append(client)
-                out.append(message)
+                client.out.append(message)
                 reported += 1
             else:
                 break
