@@ -107,65 +107,67 @@ class Downstream(ClientLines):
         last = first + limits.max_in_flight - len(inflight)
         owner = None
         line: bytes | None
-        for line in lines:
-            token: Raw | None = None
-            try:
-                message: Call = decode_plain_call(line)
-            except FAULTS:
-                odd = ordinary(line)
-                if odd is None:
+        try:
+            for line in lines:
+                token: Raw | None = None
+                try:
+                    message: Call = decode_plain_call(line)
+                except FAULTS:
+                    odd = ordinary(line)
+                    if odd is None:
+                        break
+                    message, raw = odd
+                else:
+                    params = message.params
+                    raw = params.meta if params else UNSET  # type: ignore[union-attr]  # as it came
+                id = message.id
+                if (
+                    id is UNSET
+                    or message.method in SPECIAL
+                    or (len(line) > short and not self._codec.is_bounded(line, id))
+                    or upstream_id >= last
+                ):
                     break
-                message, raw = odd
-            else:
-                params = message.params
-                raw = params.meta if params else UNSET  # type: ignore[union-attr]  # as it came
-            id = message.id
-            if (
-                id is UNSET
-                or message.method in SPECIAL
-                or (len(line) > short and not self._codec.is_bounded(line, id))
-                or upstream_id >= last
-            ):
-                break
-            if raw is UNSET:
-                child = legacy
-            elif raw == client.usual_meta:  # as the one before: nothing in it is to be translated
-                child = modern
-            else:
-                meta = decode_plain_meta(raw)
-                if meta is None:
+                if raw is UNSET:
+                    child = legacy
+                elif raw == client.usual_meta:  # as the one before: nothing in it is to be translated
+                    child = modern
+                else:
+                    meta = decode_plain_meta(raw)
+                    if meta is None:
+                        break
+                    child = legacy if meta.version is UNSET else modern
+                    if meta.token is not UNSET:
+                        token = meta.token
+                    elif meta.version is not UNSET and len(memoryview(raw)) <= USUAL_META_KEPT:
+                        client.usual_meta = raw.copy()
+                if child is None:
                     break
-                child = legacy if meta.version is UNSET else modern
-                if meta.token is not UNSET:
-                    token = meta.token
-                elif meta.version is not UNSET and len(memoryview(raw)) <= USUAL_META_KEPT:
-                    client.usual_meta = raw.copy()
-            if child is None:
-                break
-            if child is not owner:  # and so not the one of the request before
-                owner = child
-                entry = Entry(REQUEST, child, client, None, now)
-                asked = child.inflight
-                out = child.out
-                if not out:
-                    touched.append(child)
-            upstream_id += 1
-            inflight[upstream_id] = id
-            if token is None:
-                asked[upstream_id] = entry
+                if child is not owner:  # and so not the one of the request before
+                    owner = child
+                    entry = Entry(REQUEST, child, client, None, now)
+                    asked = child.inflight
+                    out = child.out
+                    if not out:
+                        touched.append(child)
+                upstream_id += 1
+                inflight[upstream_id] = id
+                if token is None:
+                    asked[upstream_id] = entry
+                else:
+                    asked[upstream_id] = Entry(REQUEST, child, client, token, now)
+                    put_token(message, meta, upstream_id)  # type: ignore[arg-type]  # it is the meta's
+                message.id = upstream_id
+                out.append(message)
             else:
-                asked[upstream_id] = Entry(REQUEST, child, client, token, now)
-                put_token(message, meta, upstream_id)  # type: ignore[arg-type]  # it is the meta's
-            message.id = upstream_id
-            out.append(message)
-        else:
-            line = None
-        if upstream_id > first:
-            client.bad_lines = 0
-            tables.last_id = upstream_id
-            tables.stats.requests += upstream_id - first
-            if limits.request_timeout is not None:
-                tables.attention.due = True
+                line = None
+        finally:  # whatever happens, no upstream id may be used twice
+            if upstream_id > first:
+                client.bad_lines = 0
+                tables.last_id = upstream_id
+                tables.stats.requests += upstream_id - first
+                if limits.request_timeout is not None:
+                    tables.attention.due = True
         return line
 
     def message(self, client: Client, message: Call, measured: bool) -> None:

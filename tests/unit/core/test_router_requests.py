@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from bridge.core import downstream
 from bridge.core.era import MODERN_VERSION
 from bridge.core.inflight import Client
 from bridge.core.lines import TURN_LINES
@@ -1020,3 +1021,16 @@ def test_a_request_that_no_process_knows_any_more_is_forgotten_without_a_word() 
     tables.give_up(one, 6, {})
     assert one.idle
     assert tables.outbox.flush() == []
+
+
+def test_an_upstream_id_is_not_used_twice_when_the_core_fails_in_between(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise a response would go to two clients, or to the wrong one."""
+    s = Scenario(clients="AB")
+    with monkeypatch.context() as patch:
+        patch.setattr(downstream, "put_token", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            s.client("A", request(1), request(2, meta={"progressToken": "t"}))
+    s.client("B", request(1)).expect(server=[request(2), request(4)])
+    s.server(result(4, "b"), result(2, "a")).expect(A=result(1, "a"), B=result(1, "b"))
