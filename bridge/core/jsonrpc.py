@@ -120,8 +120,9 @@ class Report(Struct, gc=False, omit_defaults=True, forbid_unknown_fields=True):
 
 
 class PlainMessage(Message, gc=False, omit_defaults=True, forbid_unknown_fields=True):
-    """What most messages of a server are: responses, progress, and what has no `params`."""
+    """What most messages of a server are: responses and progress."""
 
+    method: Literal["notifications/progress"] | UnsetType = UNSET
     params: Report | UnsetType | None = UNSET  # type: ignore[assignment]  # not to be asked for members
 
 

@@ -198,6 +198,7 @@ class Upstream:
         passed = reported = 0
         reports = not self._tables.limits.replay_safe  # what its client has heard of is noted
         message = last = None
+        told: object = None
         line: bytes | None
         for line in lines:
             try:
@@ -213,6 +214,7 @@ class Upstream:
                 entry = pop(number, None)  # type: ignore[arg-type]  # see above
                 if entry is None:
                     break
+                told = None  # it may be the one that progress was told of
                 if (message.result is UNSET) is (message.error is UNSET):
                     self._response(child, message, entry)
                     last = None
@@ -235,20 +237,19 @@ class Upstream:
                 if number is not UNSET:
                     break
                 self._called(child, message, method)
-                last = None
-            elif (
-                reports
-                and method == PROGRESS
-                and number is UNSET
-                and (report := message.params)
-                and (entry := inflight.get(report.token))  # type: ignore[arg-type]  # as it came it is an int
-                and (token := entry.token)
-                and (client := entry.client)
-            ):
+                last = told = None
+            elif reports and number is UNSET and (report := message.params):
+                if report.token != told:  # and so not of the request of the progress before
+                    entry = inflight.get(report.token)  # type: ignore[arg-type]  # as it came it is an int
+                    if entry is None or entry.token is None or entry.client is None:
+                        break
+                    told = report.token
+                    token = entry.token
+                    their = entry.client.out
+                    if not their:
+                        touched.append(entry.client)
                 report.token = token
-                if not client.out:
-                    touched.append(client)
-                client.out.append(message)
+                their.append(message)
                 reported += 1
             else:
                 break

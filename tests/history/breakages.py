@@ -212,7 +212,10 @@ BREAKAGES: Final = (
         (
             "core/upstream.py",
             "                report.token = token\n",
-            "                client = next(iter(self._tables.clients.values()))\n"
+            "                stranger = next(iter(self._tables.clients.values()))\n"
+            "                their = stranger.out\n"
+            "                if not their:\n"
+            "                    touched.append(stranger)\n"
             "                report.token = token\n",
         ),
         (
@@ -242,8 +245,10 @@ BREAKAGES: Final = (
         ),
         (
             "core/upstream.py",
-            "                and (token := entry.token)\n",
-            "                and report.token % 5\n                and (token := entry.token)\n",
+            "            elif reports and number is UNSET and (report := message.params):\n",
+            "            elif message.params and message.params.token % 5 == 0:\n"
+            "                continue\n"
+            "            elif reports and number is UNSET and (report := message.params):\n",
         ),
     ),
     _breakage(

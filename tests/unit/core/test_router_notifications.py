@@ -173,6 +173,26 @@ def test_one_notification_out_of_the_ordinary_costs_a_server_the_quick_way_for_a
     assert len(tried) == 3
 
 
+def test_progress_of_one_read_that_goes_to_several_in_turn_goes_to_each() -> None:
+    s = Scenario(clients="AB")
+    s.client("A", request(1, "x", meta={"progressToken": "t"}), request(2, "x", meta={"progressToken": "u"}))
+    s.client("B", request(1, "x", meta={"progressToken": "t"}))
+    said = [progress(number, progress=value) for value, number in enumerate([2, 2, 3, 4, 2, 4, 4])]
+    s.server(*said).expect(
+        A=[progress(token, progress=value) for token, value in (("t", 0), ("t", 1), ("u", 2), ("t", 4))],
+        B=[progress("t", progress=value) for value in (3, 5, 6)],
+    )
+
+
+def test_progress_behind_the_response_in_one_read_is_dropped() -> None:
+    s = Scenario()
+    s.client("A", request(1, "x", meta={"progressToken": "t"}))
+    s.server(progress(2, progress=1), result(2, {}), progress(2, progress=2)).expect(
+        A=[progress("t", progress=1), result(1, {})]
+    )
+    assert s.stats.dropped_progress == 1
+
+
 def test_progress_of_a_request_that_was_answered_is_dropped() -> None:
     """Hosts hang up on a stray token; real servers send it late."""
     s = Scenario()
