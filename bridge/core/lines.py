@@ -64,8 +64,16 @@ class ClientLines:
     def data(self, client: Client, data: bytes) -> None:
         """Take what one read from a client brought."""
         framer = client.framer
-        if client.greeted and not framer.busy and data[-1:] == b"\n" and len(data) <= framer.limit:
-            self.block(client, data)  # the common case: nothing is copied, nothing is kept
+        if client.greeted and not framer.busy and data[-1:] == b"\n" and len(data) <= self._measured:
+            # The common case: nothing is copied, nothing is kept.
+            if CR not in data and data.isascii():
+                lines = BytesIO(data)
+                short = self._codec.short if ARRAY in data else self._codec.short_flat
+                line = self.quick(client, lines, short)
+                if line is not None:
+                    self._lines(client, line, lines, short, plain=True, quick=True)
+            else:
+                self.block(client, data)
             return
         if not client.greeted and data:
             client.greeted = True
@@ -118,17 +126,32 @@ class ClientLines:
         plain = CR not in block and (block.isascii() or is_utf8(block))
         quick = plain and len(block) <= self._measured
         short = self._codec.short if ARRAY in block else self._codec.short_flat
-        lines = BytesIO(block) if type(block) is bytes else lines_of(block)
+        lines = lines_of(block)
+        line = self.quick(client, lines, short) if quick else next(lines, None)
+        if line is not None:
+            self._lines(client, line, lines, short, plain=plain, quick=quick)
+
+    def _lines(
+        self, client: Client, line: bytes, lines: Iterator[bytes], short: int, *, plain: bool, quick: bool
+    ) -> None:
+        """Take a line that needs a look of its own, and those behind it.
+
+        Args:
+            quick: those behind it may be for `quick`.
+        """
         left = TURN_LINES
-        while (line := self.quick(client, lines, short) if quick else next(lines, None)) is not None:
-            if self._line(client, line, plain):
-                continue
-            if client.closing:
+        while True:
+            if not self._line(client, line, plain):
+                if client.closing:
+                    return
+                left -= 1
+                if not left:
+                    self._defer(client, b"".join(lines))
+                    return
+            following = self.quick(client, lines, short) if quick else next(lines, None)
+            if following is None:
                 return
-            left -= 1
-            if not left:
-                self._defer(client, b"".join(lines))
-                return
+            line = following
 
     def _defer(self, client: Client, rest: bytes) -> None:
         if rest:

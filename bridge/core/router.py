@@ -42,10 +42,20 @@ class Router:
     except where a method says that it may be closed already.
     """
 
-    __slots__ = ("_downstream", "_legacy", "_seats", "_subscriptions", "_tables", "_upstream", "_waiting")
+    __slots__ = (
+        "_clients",
+        "_downstream",
+        "_legacy",
+        "_seats",
+        "_subscriptions",
+        "_tables",
+        "_upstream",
+        "_waiting",
+    )
 
     def __init__(self, limits: Limits, *, salt: bytes, version: str = "0") -> None:
         self._tables = tables = Tables(limits, salt=salt, version=version)
+        self._clients = tables.clients
         self._subscriptions = Subscriptions(tables)
         self._waiting = Waiting(tables)
         self._legacy = legacy = LegacySessions(tables)
@@ -182,10 +192,9 @@ class Router:
 
         What several clients wrote at the same time is then written to the server at once.
         """
-        tables = self._tables
-        client = tables.clients.get(key)
+        client = self._clients.get(key)
         if client is not None:
-            tables.now = now
+            self._tables.now = now
             self._downstream.data(client, data)
 
     def flush(self) -> list[Output]:
