@@ -146,7 +146,7 @@ class ClientLines:
                     return
                 left -= 1
                 if not left:
-                    self._defer(client, b"".join(lines))
+                    self._defer(client, lines.read() if type(lines) is BytesIO else b"".join(lines))
                     return
             following = self.quick(client, lines, short) if quick else next(lines, None)
             if following is None:
@@ -161,6 +161,8 @@ class ClientLines:
 
     def _line(self, client: Client, line: bytes, plain: bool) -> bool:
         """Take one line, whatever it holds; return whether that was done soon, and more may follow."""
+        if line == b"\n":
+            return False
         codec = self._codec
         decoded = codec.decode_plain_line(line) if plain else codec.decode_line(line)
         if type(decoded) is Refusal:

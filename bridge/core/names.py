@@ -91,12 +91,15 @@ def ordinary(line: bytes) -> tuple[Call, Raw | UnsetType] | None:
 
     None if it needs a longer look.
     """
+    if line[:1] != b"{":
+        return None
     try:
         message = decode_call(line)
     except FAULTS:
         return None
     params = message.params
-    assert type(params) is dict  # there is no other difference to a `PlainCall`
+    if type(params) is not dict:
+        return None  # `params` stands there twice
     drop_look_alikes(params)
     return message, params.get("_meta", UNSET)
 

@@ -369,7 +369,7 @@ class Router:
         for upstream_id, entry in reversed(list(child.inflight.items())):
             client, again = entry.client, entry.again
             if client is not None and again is not None and self._waiting.put_back(client, era, again):
-                del client.inflight[upstream_id]
+                client.inflight.pop(upstream_id, None)
                 del child.inflight[upstream_id]
                 tables.stats.replayed += 1
                 clients[client.key] = client

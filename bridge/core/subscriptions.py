@@ -182,8 +182,9 @@ class Subscriptions:
         child.inflight[upstream_id] = Entry(
             Kind.LISTEN, child, None, first.token, self._tables.now, share, noted=share.logs
         )
-        if share.logs:
+        if share.logs or self._tables.limits.request_timeout is not None:
             self._tables.attention.due = True
+        if share.logs:
             child.loggers[upstream_id] = Logger(first.client)
         request = share.request
         request.id = upstream_id

@@ -52,8 +52,8 @@ ODD_BLOCKS: Final = 16
 as such: for what it is, it is likely to write more of it."""
 
 MAY_BEGIN: Final = b"{ \t\r\n\xef"
-"""First bytes of a line that may hold a message. A server that prints other lines by the thousand costs no
-decoding."""
+"""First bytes of a line that may hold a message, or nothing. A server may print other lines by the
+thousand."""
 
 LEGACY_PHASES: Final = frozenset({*AWAITING_GREETING, Phase.LEGACY})
 """In which a child may ask something of its client."""
@@ -118,6 +118,8 @@ class Upstream:
 
     def _line(self, child: Child, line: bytes, plain: bool) -> None:
         """Take one line, whatever it holds."""
+        if line == b"\n":
+            return
         if line[0] not in MAY_BEGIN:
             self._damaged(child, line, None, too_long=False)
             return
@@ -197,13 +199,16 @@ class Upstream:
         touched = self._tables.outbox.touched
         passed = reported = 0
         reports = not self._tables.limits.replay_safe  # what its client has heard of is noted
-        message = last = None
+        last = None
         told: object = None
         line: bytes | None
         for line in lines:
             try:
                 message = decode(line)
             except FAULTS:
+                if line[0] not in MAY_BEGIN:
+                    self._damaged(child, line, None, too_long=False)
+                    continue
                 if decode is decode_plain_message:
                     child.odd_blocks = ODD_BLOCKS
                 break
@@ -216,12 +221,14 @@ class Upstream:
                     break
                 told = None  # it may be the one that progress was told of
                 if (message.result is UNSET) is (message.error is UNSET):
+                    child.spoke = True
                     self._response(child, message, entry)
                     last = None
                     continue
                 if entry is not last:  # and so perhaps not of the client of the response before
                     client = entry.client
                     if client is None or entry.noted or client.waiting or client.eof_at is not None:
+                        child.spoke = True
                         self._response(child, message, entry)
                         last = None
                         continue
@@ -236,6 +243,7 @@ class Upstream:
             elif type(message) is not PlainMessage:
                 if number is not UNSET:
                     break
+                child.spoke = True
                 self._called(child, message, method)
                 last = told = None
             elif reports and number is UNSET and (report := message.params):
@@ -255,7 +263,7 @@ class Upstream:
                 break
         else:
             line = None
-        if message is not None:
+        if passed or reported:
             child.spoke = True
             self._tables.stats.responses += passed
             self._tables.stats.notifications_down += reported

@@ -87,6 +87,7 @@ PIECES: Final = (
     b'"result":',
     b'"params":',
     b'{"jsonrpc":"1.0","id":3,"result":{}}\n',
+    b'{"jsonrpc":"2.0","id":5,"method":"x","params":{"y":1},"params":null}\n',
     b'{"jsonrpc":"2.0","id":3,"result":',
     b',"jsonrpc":"2.0","id":3}\n',
     b"1e400",

@@ -19,6 +19,7 @@ from tests.unit.core.scenario import (
     Scenario,
     cancelled,
     error,
+    legacy,
     line,
     listen,
     log,
@@ -29,6 +30,7 @@ from tests.unit.core.scenario import (
     request,
     result,
 )
+from tests.unit.core.sessions import session
 
 DISCOVERED = {"supportedVersions": [MODERN_VERSION]}
 
@@ -1010,6 +1012,38 @@ def test_a_request_with_a_name_of_nobodys_schema_goes_on_with_it() -> None:
     alike: Json = {"_META": {"progressToken": 3}, "TaskID": 3}
     s.client("A", request(8, flavour=1, **alike)).expect(server=request(4, flavour=1))
     s.server(progress(3), result(2, "a")).expect(B=progress(7), A=result(7, "a"))
+
+
+@pytest.mark.parametrize("second", ["null", "[1]", '{"_meta":{"progressToken":1}}'])
+def test_a_request_whose_params_stand_there_twice_has_the_second(second: str) -> None:
+    """Even if the first has a name of nobody's schema."""
+    s = session("A")
+    text = '{"jsonrpc":"2.0","id":7,"method":"x","params":{"flavour":1},"params":%s}\n'
+    sent = s.client("A", (text % second).encode()).bytes("server")
+    assert json.loads(sent) == {**legacy(2, "x"), "params": json.loads(second.replace(":1", ":2"))}
+
+
+def test_lines_that_are_no_messages_among_others_cost_a_server_nothing_else() -> None:
+    s = Scenario()
+    s.client("A", request(1), request(2))
+    said = b"\nServer ready\n" + line(result(2)) + b"\n\n[INFO] done\n" + line(result(3)) + b"bye\n"
+    s.server(said).expect(A=[result(1), result(2)])
+    assert s.stats.noise == 3
+
+
+def test_an_answer_under_too_long_an_id_is_no_valid_message() -> None:
+    s = Scenario(server=False)
+    s.open()
+    s.server(b'{"jsonrpc":"2.0","id":"' + b"x" * 1023 + b'","result":1}\n').expect()
+    assert not s.router.spoke(s.key("server"))
+    assert s.stats.noise == 1
+
+
+def test_a_listen_that_goes_to_the_server_is_looked_after() -> None:
+    """The scenario sees to it, after each call, that ticks are asked for if they are needed."""
+    s = Scenario(request_timeout=20.0)
+    s.client("A", listen(1, toolsListChanged=True)).expect(server=listen(2, toolsListChanged=True))
+    assert s.router.needs_tick
 
 
 def test_a_request_that_no_process_knows_any_more_is_forgotten_without_a_word() -> None:
