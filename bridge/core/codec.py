@@ -96,9 +96,13 @@ class Codec:
         No may also mean that this is not certain.
         """
         max_depth = self._max_depth
-        # Most long lines are one long text: nothing opens behind their first few members.
-        if max_depth and (ARRAY in line or line.find(b"{", 4 * max_depth) >= 0) and too_deep(line, max_depth):
-            return False
+        if max_depth:
+            # Most long lines are a long text between a few members: nothing opens within it. Without arrays a
+            # level takes four bytes to open, so what is left at both ends does not nest too deeply.
+            begin = max_depth * 5 // 4
+            end = len(line) - (4 * max_depth - begin)
+            if (ARRAY in line or line.find(b"{", begin, max(begin, end)) >= 0) and too_deep(line, max_depth):
+                return False
         return len(line) <= MAX_ID_BYTES or id is UNSET or not _is_long(id)
 
     def decode_plain_line(self, line: bytes) -> Message | Refusal | None:

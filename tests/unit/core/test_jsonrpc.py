@@ -676,6 +676,17 @@ def test_too_deep_nesting_without_a_readable_id_is_refused_without_one(codec: Co
     assert refused(codec, line, INVALID_REQUEST).id is UNSET
 
 
+@pytest.mark.parametrize("before", [1, 20, 38, 39, 40, 41, 60, 100, 125, 126, 127])
+def test_depth_counts_on_both_sides_of_a_long_text(before: int) -> None:
+    """Nothing opens within the text, and next to nothing else stands between the brackets."""
+    for size in (0, 100, 300, 4000):
+        for levels in (DEPTH - 1, DEPTH):  # and the envelope
+            inner = nested(levels - before, "{").replace(b'"a"', b'""')
+            text = b'{"":"' + b"x" * size + b'","a":' + inner + b"}"
+            line = request(nested(before - 1, "{", text).replace(b'"a"', b'""'))
+            assert isinstance(DOWN.decode_plain_line(line), Refusal) is (levels == DEPTH), (size, levels)
+
+
 def test_looking_for_depth_takes_little_memory() -> None:
     """An ordinary message may carry megabytes of source code, full of brackets, in one string."""
     megabyte = 1 << 20
